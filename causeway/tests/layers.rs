@@ -79,7 +79,7 @@ fn edges(sources: &Path) -> Edges {
     for path in rust_files(sources) {
         let module = module_of(path.strip_prefix(sources).expect("is below"));
         let Some(top) = module.first().cloned() else { continue };
-        if module.iter().any(|name| name == "tests") {
+        if module.iter().any(|name| name == "tests" || name.ends_with("_tests")) {
             continue;
         }
         let file: File = syn::parse_file(&fs::read_to_string(&path).expect("reads")).expect("Rust");

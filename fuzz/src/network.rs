@@ -11,16 +11,16 @@ use libp2p::kad::RecordKey;
 use libp2p::kad::store::RecordStore as _;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
-use p2p_bridge::bitswap::framing::{Budgets, Frame, Memory, UNSOLICITED_BYTES_MAX};
 use p2p_bridge::bitswap::message::{
     Ask, DecodeError, MAX_REPEATED, Message, RawBlock, Version, encode_answer, encode_wants, parse_prefix,
 };
-use p2p_bridge::bitswap::traffic::Traffic;
+use p2p_bridge::dag::message as dag;
 use p2p_bridge::dht::providers::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, Added, PER_KEY_MAX};
 use p2p_bridge::dht::store::{KEY_BYTES_MAX, RecordStoreLimits, Rejection, Store};
 use p2p_bridge::dht::values::LIFETIME;
 use p2p_bridge::dht::{Moment, Network, digest, kept};
 use p2p_bridge::dialable::{Host, Shape, TransportKind, first_hop, is_free_port};
+use p2p_bridge::framing::{Budgets, Frame, Memory, UNSOLICITED_BYTES_MAX};
 use p2p_bridge::http_source::address::{AddressError, Base, is_http};
 use p2p_bridge::names::key_format::{KeyFormat, Secret};
 use p2p_bridge::private_network::{KeyError, SwarmKey};
@@ -30,6 +30,7 @@ use p2p_bridge::routing_v1::ndjson::{self, Lines};
 use p2p_bridge::routing_v1::types::{self, FormatError, PEERS, PROVIDERS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
 use p2p_bridge::scope::{AddressPolicy, Reach, Scope, is_literal, is_public};
+use p2p_bridge::traffic::Traffic;
 use prost::encoding;
 use std::borrow::Cow;
 use std::io;
@@ -43,9 +44,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub type Function = fn(&[u8]);
 
 /// All targets, by the name of their fuzzer and corpus.
-pub const TARGETS: [(&str, Function); 8] = [
+pub const TARGETS: [(&str, Function); 9] = [
     ("bitswap_message", bitswap_message),
     ("bitswap_frame", bitswap_frame),
+    ("dag_message", dag_message),
     ("kad_message", kad_message),
     ("kad_records", kad_records),
     ("routing_v1", routing_v1),
@@ -73,6 +75,46 @@ pub fn bitswap_message(data: &[u8]) {
         check_wants(&message, version);
         check_answer(&blocks, &message.presences, version);
     }
+}
+
+/// A message of the DAG protocol, of each of its kinds. What is decoded is within the limits, survives encoding, and
+/// takes no more memory than the input; a packed block unpacks to the announced size or not at all.
+pub fn dag_message(data: &[u8]) {
+    let bytes = Bytes::copy_from_slice(data);
+    if let Ok(opening) = dag::Opening::decode(bytes.clone()) {
+        if let dag::Opening::Request(request) = &opening {
+            assert!(request.has_valid_path() && request.held.len() <= dag::HELD_MAX);
+            let named = request.held.len() * 4 + request.path.iter().map(String::len).sum::<usize>();
+            assert!(named <= data.len());
+        }
+        let encoded = read_length(opening.encode().concat().into());
+        // A longer request loses held subtrees when it is encoded.
+        if data.len() <= dag::OPENING_BYTES_MAX / 2 {
+            assert_eq!(dag::Opening::decode(encoded), Ok(opening));
+        }
+    }
+    if let Ok(control) = dag::Control::decode(bytes.clone()) {
+        let encoded = read_length(control.encode().concat().into());
+        assert_eq!(dag::Control::decode(encoded), Ok(control));
+    }
+    let Ok(answer) = dag::Answer::decode(bytes) else { return };
+    let overhead = dag::ANSWER_OVERHEAD_BYTES;
+    assert!(answer.budget_bytes() <= content::MAX_BLOCK_BYTES as u64 + overhead);
+    // The head of an envelope.
+    assert!(answer.wire_bytes() <= data.len() + 3 + overhead as usize);
+    if let dag::Answer::Packed(packed) = &answer {
+        let unpacked = packed.stored.block();
+        assert!(unpacked.is_err() || unpacked.is_ok_and(|block| block.len() == packed.block_bytes));
+    }
+    let encoded = read_length(answer.encode().concat().into());
+    assert_eq!(dag::Answer::decode(encoded), Ok(answer));
+}
+
+/// Strips the length from a message.
+fn read_length(mut framed: Bytes) -> Bytes {
+    let length = encoding::decode_varint(&mut framed).expect("a length");
+    assert_eq!(length, framed.len() as u64);
+    framed
 }
 
 /// Two concatenated messages are one message with the entries of both.

@@ -7,15 +7,19 @@ use crate::announced::Announced;
 use crate::bitswap;
 use crate::bitswap::http_peers::HttpPeers;
 use crate::bitswap::http_peers::SetupError;
-use crate::bitswap::{behaviour, client, framing};
+use crate::bitswap::{behaviour, client};
 use crate::connecting::{self, AddressOrigin, ConnectError, Connected};
 use crate::counted::{Bandwidth, TransportBytes};
+use crate::dag;
+use crate::dag::client::pushed::{Pushed, Readers};
 use crate::dht::behaviour::ScopedKad;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
 use crate::errors::innermost;
+use crate::fairness::SharedLedger;
 use crate::finders::{PeerSearch, SearchTarget};
+use crate::framing;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
@@ -172,20 +176,46 @@ impl Bridge {
         let now = Instant::now();
         let peerings = Redial::new(&options.peering, now);
         let bootstraps = Redial::new(&options.bootstrap, now);
+        let memory = framing::Memory::new(options.budget.memory_bytes_max);
         let client = client::Config { stall_timeout: options.stall_timeout, ..client::Config::default() };
         let bitswap = behaviour::Behaviour::new(
             client,
             metrics.clone(),
             wants.clone(),
             from_sessions,
-            local,
-            framing::Memory::new(options.budget.memory_bytes_max),
+            Arc::clone(&local),
+            memory.clone(),
             behaviour::PeerSettings {
                 favoured: peerings.peers().collect(),
                 serve_to: options.bitswap.serve_to.clone(),
             },
         );
-        let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
+        let ledger = SharedLedger::default();
+        let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?).with_ledger(ledger.clone());
+        let serving = dag::behaviour::Settings {
+            enabled: options.bitswap.dag_protocol,
+            serve_to: options.bitswap.serve_to.clone(),
+        };
+        let served = dag::server::metrics::Metrics::register(registry);
+        let dag = dag::behaviour::Behaviour::new(serving, local, ledger, served);
+        let (pushed, readers) = (Arc::<Pushed>::default(), Arc::<Readers>::default());
+        let (start, transfers) = mpsc::unbounded_channel();
+        let (reports, events) = mpsc::unbounded_channel();
+        let context = Arc::new(dag::client::active::Context {
+            wants: wants.clone(),
+            pushed: Arc::clone(&pushed),
+            readers: Arc::clone(&readers),
+            policy: options.policy.clone(),
+            names: dag::client::active::names_budget(&memory),
+            memory,
+            events: reports,
+            metrics: dag::client::metrics::Metrics::register(registry),
+        });
+        let dag = dag.asking(dag::behaviour::Asking { context: Arc::clone(&context), transfers });
+        let bitswap = match options.bitswap.dag_protocol {
+            true => bitswap.with_transfers(context, behaviour::Transfers { start, events }),
+            false => bitswap,
+        };
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
@@ -193,7 +223,7 @@ impl Bridge {
         let settings = options.peering.iter().chain(&options.bootstrap).chain(&options.nat.relays);
         let operator = OperatorAddresses::new(options.dial_private, settings);
         let shared = transport::Shared { bandwidth: &bandwidth, operator: operator.clone() };
-        let mut swarm = swarm::build(keypair, private, admission, bitswap, dhts, &options, shared)
+        let mut swarm = swarm::build(keypair, private, admission, (bitswap, dag), dhts, &options, shared)
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
@@ -227,7 +257,7 @@ impl Bridge {
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         let connects = Arc::new(Semaphore::new(CONNECTS_MAX));
         let policy = options.policy.clone();
-        let shared = Arc::new(Shared::new(wants, to_sessions, policy.clone()));
+        let shared = Arc::new(Shared::new(wants, to_sessions, policy.clone(), (pushed, readers)));
         let dial_private = options.dial_private;
         Ok(Self {
             runtime: handle,

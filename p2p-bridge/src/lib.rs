@@ -14,6 +14,7 @@
 //! | [`session`] | the network as a `BlockSource`, per DAG |
 //! | [`wants`] | registry of waiters for blocks |
 //! | [`bitswap`] | Bitswap: client and server state machines, connection handler, behaviour |
+//! | [`dag`] | the DAG protocol between two Causeways, client and server |
 //! | [`http_source`] | trustless gateways as block sources |
 //! | [`names`] | name resolution: IPNS records, DNSLinks, the operator's list |
 //! | [`discovery`] | provider discovery: cached providers, plans, dials, negative cache |
@@ -37,6 +38,8 @@
 //! | [`private_network`] | pre-shared key of a private network |
 //! | [`durable`], [`epoch`] | atomic writes of files, and timestamps in them |
 //! | [`errors`] | messages of errors that wrap others |
+//! | [`framing`], [`traffic`] | frames that peers send, read within memory budgets, and when a peer was asked and sent |
+//! | [`fairness`] | fair shares of what is served to peers, over all protocols |
 //! | [`essential`] | tasks whose panic ends the process |
 //! | [`udp`] | socket buffers for QUIC |
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
@@ -53,6 +56,7 @@ pub mod back_off;
 pub mod bitswap;
 pub mod connecting;
 pub mod counted;
+pub mod dag;
 pub mod dht;
 pub mod dialable;
 pub mod discovery;
@@ -60,7 +64,9 @@ pub mod durable;
 pub mod epoch;
 pub mod errors;
 pub mod essential;
+pub mod fairness;
 pub mod finders;
+pub mod framing;
 pub mod http_source;
 pub mod identity;
 pub mod lookups;
@@ -86,6 +92,7 @@ pub mod scope;
 pub mod session;
 pub mod tcp;
 pub mod tls;
+pub mod traffic;
 pub mod udp;
 pub mod wants;
 

@@ -23,6 +23,8 @@ pub enum BlockTransport {
     Bitswap,
     /// From a trustless gateway, over HTTP.
     Http,
+    /// From another Causeway, in a transfer of the DAG protocol.
+    Dag,
 }
 
 /// A source of providers.

@@ -259,11 +259,13 @@ impl Default for ConnectionBudget {
     }
 }
 
-/// Options of Bitswap.
+/// Options of Bitswap, and of the DAG protocol beside it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BitswapOptions {
     /// Which peers are served blocks.
     pub serve_to: ServeTo,
+    /// Whether DAGs are transferred in one answer between peers that support it ([`crate::dag`]), in either direction.
+    pub dag_protocol: bool,
 }
 
 /// Which peers are served blocks.

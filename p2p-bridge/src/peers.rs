@@ -3,8 +3,8 @@
 //! It is collected on request. Values that peers report are truncated to the limits here.
 
 use crate::bitswap::client::inspection::SessionState;
-pub use crate::bitswap::traffic::BitswapBytes;
 use crate::discovery::history::SearchRecord;
+pub use crate::traffic::BitswapBytes;
 use libp2p::{Multiaddr, PeerId, StreamProtocol, identify};
 use std::sync::Arc;
 use std::time::Duration;

@@ -13,7 +13,8 @@
 //!
 //! Non-goals: bounds of the network's work, which its parts have themselves.
 
-use content::{Block, BlockSource, Cid, SourceError};
+use content::stored::Stored;
+use content::{Block, BlockSource, Cid, ReadAhead, SourceError};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use std::io;
@@ -156,6 +157,16 @@ impl BlockSource for SpawnedSource {
         let (source, cid) = (Arc::clone(&self.source), *cid);
         // A source may do some of its work, and take locks, before it returns the future.
         self.run(async move { source.get(&cid).await })
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let (source, cid, ahead) = (Arc::clone(&self.source), *cid, ahead.clone());
+        self.run(async move { source.get_ahead(&cid, &ahead).await })
+    }
+
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        let (source, cid) = (Arc::clone(&self.source), *cid);
+        self.run(async move { source.get_stored(&cid).await })
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

@@ -4,11 +4,12 @@
 //! need one search for providers. A `Session` is only a handle: it costs nothing until a block is requested.
 
 use crate::bitswap::behaviour::SessionCommand;
+use crate::dag::client::pushed::{Pushed, Reader, Readers};
 use crate::discovery::negative_cache::{Advice, Missing, NegativeCache};
 use crate::network_policy::NetworkPolicy;
-use crate::observers::{Observation, SessionObserver};
+use crate::observers::{BlockTransport, HasObservers as _, Observation, SessionEvent, SessionObserver};
 use crate::wants::{SessionId, Wants};
-use content::{Block, BlockKey, BlockSource, Cid, SourceError, hashes};
+use content::{Block, BlockKey, BlockSource, Cid, ReadAhead, SourceError, hashes};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,18 +31,35 @@ pub(crate) struct Shared {
     absent: Mutex<NegativeCache>,
     background_searches: Arc<Semaphore>,
     policy: NetworkPolicy,
+    /// Blocks that were received before they were requested.
+    pushed: Arc<Pushed>,
+    readers: Arc<Readers>,
 }
 
 impl Shared {
-    pub fn new(wants: Arc<Wants>, commands: mpsc::UnboundedSender<SessionCommand>, policy: NetworkPolicy) -> Self {
+    pub fn new(
+        wants: Arc<Wants>,
+        commands: mpsc::UnboundedSender<SessionCommand>,
+        policy: NetworkPolicy,
+        (pushed, readers): (Arc<Pushed>, Arc<Readers>),
+    ) -> Self {
         Self {
             wants,
             commands,
+            pushed,
+            readers,
             permits: Arc::new(Semaphore::new(WANTS_MAX)),
             absent: Mutex::default(),
             background_searches: Arc::new(Semaphore::new(BACKGROUND_SEARCHES_MAX)),
             policy,
         }
+    }
+
+    /// A block that was received before it was requested.
+    fn take_pushed(&self, session: &SessionId, cid: &Cid) -> Option<Block> {
+        let block = self.pushed.take(cid)?;
+        self.wants.observers().tell(session, SessionEvent::Received(BlockTransport::Dag, block.data().len()));
+        Some(block)
     }
 
     fn absent(&self) -> MutexGuard<'_, NegativeCache> {
@@ -57,13 +75,16 @@ pub struct Session {
     id: SessionId,
     /// The registration of its observer, if it has one.
     _observation: Option<Arc<Observation<Wants>>>,
+    /// What is received ahead is kept while there are readers.
+    _reader: Arc<Reader>,
 }
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>, root: &Cid, observer: Option<Arc<dyn SessionObserver>>) -> Self {
         let id = *root.hash();
         let observation = observer.and_then(|observer| Observation::start(&shared.wants, id, observer));
-        Self { shared, id, _observation: observation.map(Arc::new) }
+        let reader = Reader::of(&shared.readers, id);
+        Self { shared, id, _observation: observation.map(Arc::new), _reader: Arc::new(reader) }
     }
 }
 
@@ -86,16 +107,24 @@ impl Drop for WantGuard {
     }
 }
 
-async fn fetch(shared: Arc<Shared>, session: SessionId, cid: Cid) -> Result<Block, SourceError> {
+async fn fetch(
+    shared: Arc<Shared>,
+    session: SessionId,
+    cid: Cid,
+    ahead: Option<Arc<ReadAhead>>,
+) -> Result<Block, SourceError> {
     hashes::check_accepted(cid.hash()).map_err(content::BlockError::from)?;
     shared.policy.check(&cid)?;
     let Some(key) = BlockKey::of(&cid) else {
         return Block::inline(&cid).ok_or(SourceError::NotFound { cid });
     };
+    if let Some(block) = shared.take_pushed(&session, &cid) {
+        return Ok(block);
+    }
     let missing = (session, key);
     let advice = shared.absent().advise(&missing, Instant::now());
     match advice {
-        Advice::Fetch => ask(shared, missing, cid).await,
+        Advice::Fetch => ask(shared, missing, cid, ahead).await,
         Advice::Fail(error) => Err(error),
         Advice::FailAndSearch(error) => search_in_background(shared, missing, cid).await.unwrap_or(Err(error)),
     }
@@ -110,7 +139,7 @@ async fn search_in_background(shared: Arc<Shared>, missing: Missing, cid: Cid) -
         return None;
     };
     let search = tokio::spawn(async move {
-        let found = ask(shared, missing, cid).await;
+        let found = ask(shared, missing, cid, None).await;
         drop(permit);
         found
     });
@@ -119,12 +148,23 @@ async fn search_in_background(shared: Arc<Shared>, missing: Missing, cid: Cid) -
 }
 
 /// Waits for a block from the network.
-async fn ask(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Result<Block, SourceError> {
+async fn ask(
+    shared: Arc<Shared>,
+    missing: Missing,
+    cid: Cid,
+    ahead: Option<Arc<ReadAhead>>,
+) -> Result<Block, SourceError> {
     let (session, key) = missing;
     let permit = shared.permits.clone().acquire_owned().await.map_err(|_| SourceError::Closed)?;
     let (waiter, reply) = shared.wants.register(key, cid, session);
     let mut guard = WantGuard { shared, session, key, waiter, permit: Some(permit) };
-    guard.shared.commands.send(SessionCommand::Want { session, cid }).map_err(|_| SourceError::Closed)?;
+    // It may have been received since it was looked for. What is received from now on goes to the waiter.
+    if let Some(block) = guard.shared.take_pushed(&session, &cid) {
+        guard.shared.wants.withdraw(&key, waiter);
+        guard.permit = None;
+        return Ok(block);
+    }
+    guard.shared.commands.send(SessionCommand::Want { session, cid, ahead }).map_err(|_| SourceError::Closed)?;
     let result = reply.await.unwrap_or(Err(SourceError::Closed));
     // Answered, so there is nothing to withdraw.
     guard.permit = None;
@@ -134,7 +174,11 @@ async fn ask(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Result<Block, S
 
 impl BlockSource for Session {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        fetch(self.shared.clone(), self.id, *cid).boxed()
+        fetch(self.shared.clone(), self.id, *cid, None).boxed()
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        fetch(self.shared.clone(), self.id, *cid, Some(Arc::new(ahead.clone()))).boxed()
     }
 
     /// The network stores nothing *locally*; finding out whether a peer has a block is a fetch.

@@ -5,6 +5,7 @@
 use crate::admission::Admission;
 use crate::announced::{AnnounceFilter, Announced};
 use crate::bitswap;
+use crate::dag;
 use crate::dht::behaviour::ScopedKad;
 use crate::nat::guarded::AddressFiltered;
 use crate::nat::port_mapping::PortMapping;
@@ -29,6 +30,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 pub struct Behaviour {
     pub admission: Admission,
     pub bitswap: bitswap::behaviour::Behaviour,
+    pub dag: dag::behaviour::Behaviour,
     pub wan: ScopedKad,
     pub lan: ScopedKad,
     pub announcer: announcer::Behaviour,
@@ -81,7 +83,7 @@ pub fn build(
     keypair: Keypair,
     private: Option<SwarmKey>,
     admission: Admission,
-    bitswap: bitswap::behaviour::Behaviour,
+    (bitswap, dag): (bitswap::behaviour::Behaviour, dag::behaviour::Behaviour),
     [wan, lan]: [ScopedKad; 2],
     options: &BridgeOptions,
     shared: transport::Shared<'_>,
@@ -100,6 +102,7 @@ pub fn build(
         Behaviour {
             admission,
             bitswap,
+            dag,
             wan,
             lan,
             announcer: announcer::Behaviour::default(),

@@ -132,6 +132,11 @@ impl Wants {
         self.shard(key).get(key).into_iter().flatten().map(|waiter| (waiter.cid, waiter.session)).collect()
     }
 
+    /// Whether any session waits for a block.
+    pub fn is_awaited(&self, key: &BlockKey) -> bool {
+        self.shard(key).contains_key(key)
+    }
+
     /// Whether a session waits for a block.
     pub fn is_waiting(&self, key: &BlockKey, session: &SessionId) -> bool {
         self.shard(key).get(key).is_some_and(|waiters| waiters.iter().any(|waiter| waiter.session == *session))

@@ -110,7 +110,7 @@ pub fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigErr
         },
         private,
         budget: budget(p2p),
-        bitswap: BitswapOptions { serve_to: serve_to(p2p) },
+        bitswap: BitswapOptions { serve_to: serve_to(p2p), dag_protocol: p2p.dag_protocol },
         policy: NetworkPolicy::default(),
     })
 }
@@ -313,6 +313,15 @@ mod tests {
         let options = options(&private, true).expect("there is a key");
         assert_eq!(options.private.key_file, Some(PathBuf::from("some.key")));
         assert_eq!(options.listen, ["/ip4/0.0.0.0/tcp/4001".parse().expect("a multiaddr")], "without QUIC");
+    }
+
+    #[test]
+    fn the_dag_protocol_can_be_turned_on() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for (variables, expected) in [(&[][..], false), (&[("P2P_DAG_PROTOCOL", "true")], true)] {
+            let options = options(&loaded(dir.path(), variables), false).expect("good settings");
+            assert_eq!(options.bitswap.dag_protocol, expected);
+        }
     }
 
     #[test]

@@ -5,19 +5,20 @@
 
 use super::client::inspection::SessionState;
 use super::client::{self, Action, BlockUse, Client};
-use super::framing::Memory;
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
 use super::message::{Ask, WantEntry};
 use super::server::{Lookup, LookupResult, Server};
-use super::traffic::Traffic;
 use crate::admission::reputation::Offence;
 use crate::bitswap::http_peers::{Event as HttpEvent, HttpPeers};
-use crate::bitswap::traffic::BitswapBytes;
+use crate::dag::client::active::{ActiveTransfer, Context as DagContext, TransferEnd, TransferEvent};
+use crate::fairness::{Service, SharedLedger};
+use crate::framing::Memory;
 use crate::metrics::{BlockKind, Metrics};
 use crate::observers::{BlockTransport, HasObservers as _, Observers, SessionEvent};
 use crate::options::ServeTo;
+use crate::traffic::{BitswapBytes, Traffic};
 use crate::wants::{SessionId, Wants};
-use content::{BlockKey, BlockSource, Cid};
+use content::{BlockKey, BlockSource, Cid, ReadAhead};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -46,6 +47,8 @@ pub enum SessionCommand {
         session: SessionId,
         /// The block.
         cid: Cid,
+        /// What will be requested after it, if that is known.
+        ahead: Option<Arc<ReadAhead>>,
     },
     /// A caller was cancelled. The command has the permit, so that commands are bounded as waiters are.
     Cancel {
@@ -80,10 +83,19 @@ pub struct PeerSettings {
     pub serve_to: ServeTo,
 }
 
+/// The channels between this behaviour, which asks peers, and the connections' transfers.
+pub struct Transfers {
+    /// Transfers to start.
+    pub start: mpsc::UnboundedSender<Arc<ActiveTransfer>>,
+    /// What the transfers report.
+    pub events: mpsc::UnboundedReceiver<TransferEvent>,
+}
+
 /// The network behaviour. See the module's documentation.
 pub struct Behaviour {
     client: Client,
     server: Server,
+    ledger: SharedLedger,
     metrics: Metrics,
     wants: Arc<Wants>,
     commands: mpsc::UnboundedReceiver<SessionCommand>,
@@ -96,6 +108,8 @@ pub struct Behaviour {
     peer_settings: PeerSettings,
     /// Gateways, which the client asks as peers.
     http: HttpPeers,
+    /// The transfers of the DAG protocol, if it is used.
+    transfers: Option<Transfers>,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
     /// The steps in which wants fail, between ticks.
@@ -119,9 +133,11 @@ impl Behaviour {
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             interval
         });
+        let ledger = SharedLedger::default();
         Self {
             client: Client::new(config, metrics.clone()),
-            server: Server::default(),
+            server: Server::new(ledger.clone()),
+            ledger,
             metrics,
             wants,
             commands,
@@ -132,10 +148,25 @@ impl Behaviour {
             memory,
             peer_settings,
             http: HttpPeers::none(Default::default()),
+            transfers: None,
             events: VecDeque::new(),
             ticker,
             steps,
         }
+    }
+
+    /// Uses the DAG protocol for blocks below those that are requested.
+    pub fn with_transfers(mut self, context: Arc<DagContext>, transfers: Transfers) -> Self {
+        self.client.use_transfers(context);
+        self.transfers = Some(transfers);
+        self
+    }
+
+    /// Shares the ledger of what peers are served with other protocols.
+    pub fn with_ledger(mut self, ledger: SharedLedger) -> Self {
+        self.ledger = ledger.clone();
+        self.server = Server::new(ledger);
+        self
     }
 
     /// Adds gateways as sources.
@@ -213,10 +244,10 @@ impl Behaviour {
 
     fn command(&mut self, command: SessionCommand, now: Instant) {
         match command {
-            SessionCommand::Want { session, cid } => {
+            SessionCommand::Want { session, cid, ahead } => {
                 // It may have been received while the command was queued.
                 if BlockKey::of(&cid).is_some_and(|key| self.wants.is_waiting(&key, &session)) {
-                    self.client.want(session, cid, now);
+                    self.client.want_ahead(session, cid, ahead, now);
                 }
             }
             SessionCommand::Cancel { session, key, permit } => {
@@ -314,6 +345,7 @@ impl Behaviour {
                     self.notify(peer, Command::Ask(entries));
                 }
             }
+            Action::Transfer(active) => self.start(active),
             Action::Search(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::Search(session))),
             Action::StopSearch(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::StopSearch(session))),
             Action::Joined(session, peer) => {
@@ -324,6 +356,80 @@ impl Behaviour {
                 self.metrics.stalls.inc();
                 self.wants.fail(&failure.key, &failure.session, &failure.error);
             }
+        }
+    }
+
+    fn start(&self, active: Arc<ActiveTransfer>) {
+        self.observers().tell(&active.session, SessionEvent::Asked(active.peer, BlockTransport::Dag));
+        let sent = self.transfers.as_ref().map(|transfers| transfers.start.send(Arc::clone(&active)));
+        if !matches!(sent, Some(Ok(()))) {
+            active.lost();
+        }
+    }
+
+    /// Takes the events of transfers.
+    fn take_transfer_events(&mut self, cx: &mut Context<'_>, now: Instant) {
+        for _ in 0..COMMANDS_PER_POLL {
+            let Some(transfers) = &mut self.transfers else { return };
+            match transfers.events.poll_recv(cx) {
+                Poll::Ready(Some(event)) => self.on_transfer(event, now),
+                Poll::Ready(None) | Poll::Pending => return,
+            }
+        }
+        // There may be more events, for which there is no further wake-up.
+        cx.waker().wake_by_ref();
+    }
+
+    fn on_transfer(&mut self, event: TransferEvent, now: Instant) {
+        match event {
+            TransferEvent::Speaks { peer, speaks } => self.client.set_speaks_dag(peer, speaks),
+            TransferEvent::Received { transfer, key, bytes } => {
+                self.client.transfer_received(transfer, key, bytes, now);
+                // A waiter may have been added after delivery and before this event.
+                for (cid, session) in self.wants.waiting(&key) {
+                    self.client.want(session, cid, now);
+                }
+            }
+            TransferEvent::Absent { transfer, cid } => self.client.transfer_lacks(transfer, &cid, now),
+            TransferEvent::Dropped { transfer, cid } => self.client.transfer_dropped(transfer, &cid, now),
+            TransferEvent::Ended { transfer, end } => {
+                let peer = self.client.transfer_peer(transfer);
+                tracing::debug!(peer = ?peer.as_ref().map(ToString::to_string), ?transfer, ?end, "a DAG transfer has ended");
+                self.client.transfer_ended(transfer, &end, now);
+                peer.into_iter().for_each(|peer| self.judge(peer, &end, now));
+            }
+        }
+    }
+
+    /// Whether the end of a transfer is an offence of the peer.
+    fn judge(&mut self, peer: PeerId, end: &TransferEnd, now: Instant) {
+        match end {
+            TransferEnd::InvalidBlock => {
+                tracing::debug!(%peer, "the peer sent an invalid block in a transfer");
+                self.client.peer_lied(peer, now);
+                self.offended(peer, Offence::InvalidBlock);
+            }
+            TransferEnd::Fault(reason) => {
+                tracing::debug!(%peer, reason, "the peer violated the DAG protocol");
+                self.client.peer_failed(peer, now);
+                self.offended(peer, Offence::Protocol);
+            }
+            TransferEnd::Stalled => self.stalled(peer),
+            TransferEnd::Status(_)
+            | TransferEnd::Lost
+            | TransferEnd::GivenUp
+            | TransferEnd::TooManyBlocks
+            | TransferEnd::NamesLost
+            | TransferEnd::Cancelled => {}
+        }
+    }
+
+    /// A peer stopped in the middle of a message.
+    fn stalled(&mut self, peer: PeerId) {
+        let traffic = self.traffic.get(&peer).and_then(Weak::upgrade);
+        if traffic.is_none_or(|traffic| traffic.note_stall(STALL_PERIOD)) {
+            tracing::debug!(%peer, "the peer stalled in the middle of a message");
+            self.offended(peer, Offence::Stall);
         }
     }
 
@@ -446,11 +552,7 @@ impl NetworkBehaviour for Behaviour {
             HandlerEvent::Lost => self.client.answer_lost(peer, now),
             HandlerEvent::Declined => self.client.resend_requests(peer),
             HandlerEvent::Stalled => {
-                let traffic = self.traffic.get(&peer).and_then(Weak::upgrade);
-                if traffic.is_none_or(|traffic| traffic.note_stall(STALL_PERIOD)) {
-                    tracing::debug!(%peer, "the peer stalled in the middle of a message");
-                    self.offended(peer, Offence::Stall);
-                }
+                self.stalled(peer);
                 self.client.answer_lost(peer, now);
             }
             HandlerEvent::Answered { blocks, bytes, cost } => {
@@ -469,12 +571,17 @@ impl NetworkBehaviour for Behaviour {
             }
             let now = Instant::now();
             self.take_commands(cx, now);
+            self.take_transfer_events(cx, now);
             self.start_lookups();
             while let Poll::Ready(Some((lookup, found))) = self.lookups.poll_next_unpin(cx) {
                 if let Some((peer, answer)) = self.server.looked_up(lookup, found) {
                     self.notify(peer, Command::Answer(answer));
                 }
                 self.start_lookups();
+            }
+            if self.ledger.get().is_turn_of(Service::Dag) {
+                // The other protocol may have been polled before.
+                cx.waker().wake_by_ref();
             }
             while self.ticker.poll_tick(cx).is_ready() {
                 self.traffic.retain(|_, traffic| traffic.strong_count() > 0);

@@ -35,7 +35,7 @@ impl Bench {
     }
 
     fn want(&self, block: &Block) {
-        let want = SessionCommand::Want { session: *block.cid().hash(), cid: *block.cid() };
+        let want = SessionCommand::Want { session: *block.cid().hash(), cid: *block.cid(), ahead: None };
         self.commands.send(want).expect("the behaviour listens");
     }
 
@@ -86,7 +86,7 @@ async fn waiters_fail_when_the_network_stops() {
     bench.want(&block);
     drop(bench.behaviour);
     assert!(reply.await.is_err());
-    let want = SessionCommand::Want { session: *block.cid().hash(), cid: *block.cid() };
+    let want = SessionCommand::Want { session: *block.cid().hash(), cid: *block.cid(), ahead: None };
     assert!(bench.commands.send(want).is_err(), "later requests fail immediately");
 }
 

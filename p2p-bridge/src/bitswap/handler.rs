@@ -13,15 +13,15 @@
 //!
 //! Goals: blocks are decoded, verified and delivered in the connection's own task; Go peers may send each message on a
 //! new stream; requests never queue behind responses, which have their own streams; memory per connection is bounded
-//! ([`super::framing`]); a peer that stalls in the middle of a message, reading or writing, is reported after a bounded
+//! ([`crate::framing`]); a peer that stalls in the middle of a message, reading or writing, is reported after a bounded
 //! time.
 
-use super::framing::{Budgets, Frame, Memory};
 use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants_from, parse_prefix};
 use super::outbox::Outbox;
 use super::server::Answer;
-use super::traffic::Traffic;
+use crate::framing::{Budgets, Frame, Memory};
 use crate::observers::BlockTransport;
+use crate::traffic::Traffic;
 use crate::wants::Wants;
 use bytes::{Buf, Bytes};
 use content::{Block, BlockKey, Cid};

@@ -13,8 +13,6 @@ use content::{Block, Cid};
 use libp2p::StreamProtocol;
 use prost::encoding::{self, DecodeContext, WireType};
 
-/// The maximum length of a received message, in bytes: the maximum that the Go implementation sends.
-pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 /// The maximum length of a wantlist, in either direction (the Go implementation's limit).
 pub const MAX_WANTS_PER_PEER: usize = 1_024;
 /// The maximum length of a binary CID in a message, in bytes (the Go implementation's limit).

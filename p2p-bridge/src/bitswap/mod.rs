@@ -13,10 +13,8 @@
 
 pub mod behaviour;
 pub mod client;
-pub mod framing;
 pub mod handler;
 pub mod http_peers;
 pub mod message;
 pub mod outbox;
 pub mod server;
-pub mod traffic;

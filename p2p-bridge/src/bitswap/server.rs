@@ -1,45 +1,21 @@
 //! The Bitswap server as a state machine: which peer's want is looked up next, and when a response is sent.
 //!
-//! Goals: fair shares in bytes, so that a peer with many wants does not delay others; bounds for the entries and bytes
-//! that are queued for one peer and for all; full use of long links; no I/O and no clock.
+//! Goals: bounds for the entries that are queued for one peer; responses of a useful size; no I/O and no clock. Fair
+//! shares, and the bounds of bytes, are those of [`crate::fairness`].
 //!
 //! Non-goals: fetching. Wants are answered from the local tiers only, never by fetching on behalf of an untrusted peer.
 //! A want that cannot be served is answered (or dropped) immediately, and not kept until the block is stored.
-//!
-//! *Allowance.* The bytes in flight to a peer are limited to [`ALLOWANCE_MIN`] at first. The limit doubles each time
-//! the peer has received as much as the limit, up to [`ALLOWANCE_MAX`]: a fast reader over a long link soon has a full
-//! bandwidth-delay product in flight (16 MiB are 2.5 Gbit/s at 50 ms; the Go implementation stops at 1 MiB), and a peer
-//! that does not read costs half a megabyte.
-//!
-//! *Fairness.* Deficit round robin (Shreedhar and Varghese, 1995), charged afterwards, since the size of a block is
-//! only known when it was read: a peer whose debt exceeds a [`QUANTUM`] skips turns until it is paid, unless no other
-//! peer waits.
 
 use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
+use crate::fairness::{ALLOWANCE_MIN, Service, SharedLedger};
 use content::{Block, Cid};
 use hashlink::LinkedHashMap;
 use libp2p::PeerId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::hash::RandomState;
 
-/// The initial limit of bytes in flight to a peer, until it has proved to read.
-pub const ALLOWANCE_MIN: usize = 512 * 1024;
-/// The maximum limit of bytes in flight to a peer.
-pub const ALLOWANCE_MAX: usize = 16 * 1024 * 1024;
-/// The maximum of bytes in flight to all peers.
-pub const IN_FLIGHT_TOTAL_MAX: usize = 128 * 1024 * 1024;
-/// The bytes that a peer is served per turn.
-pub const QUANTUM: usize = 256 * 1024;
-/// The cost of a lookup, in addition to the bytes found.
-const LOOKUP_COST: usize = 1024;
-/// The assumed size of a block while it is looked up: a block of the usual size.
-const EXPECTED_BYTES: usize = 256 * 1024;
 /// The overhead of a block, and the cost of a presence: CIDs and their containers.
 const ENTRY_COST: usize = 256;
-/// The maximum number of concurrent lookups over all peers.
-const LOOKUPS_MAX: usize = 32;
-/// The maximum number of concurrent lookups for one peer.
-const LOOKUPS_PER_PEER: usize = 8;
 /// A response is sent when it has this many bytes of blocks, or when no more lookups are pending for the peer. One leaf
 /// of the usual size exceeds the initial window of a stream; with two, the first would wait for another round trip.
 const ANSWER_BYTES: usize = 256 * 1024;
@@ -122,219 +98,155 @@ impl Queue {
     }
 }
 
-struct Ledger {
+/// A peer's wants, and the response that is being collected.
+#[derive(Default)]
+struct Client {
     queue: Queue,
     lookups: usize,
     answer: Answer,
-    in_flight_bytes: usize,
-    /// The limit of bytes in flight.
-    allowance: usize,
-    /// Bytes sent since the limit last grew.
-    sent_bytes: usize,
-    /// Bytes served in advance of its turns.
-    debt: usize,
-    waiting_turn: bool,
-    throttled: bool,
 }
 
-impl Default for Ledger {
-    fn default() -> Self {
-        Self {
-            queue: Queue::default(),
-            lookups: 0,
-            answer: Answer::default(),
-            in_flight_bytes: 0,
-            allowance: ALLOWANCE_MIN,
-            sent_bytes: 0,
-            debt: 0,
-            waiting_turn: false,
-            throttled: false,
-        }
-    }
-}
-
-impl Ledger {
-    fn may_look_up(&self) -> bool {
-        let lookups_max = if self.throttled { 1 } else { LOOKUPS_PER_PEER };
-        !self.queue.is_empty()
-            && self.lookups < lookups_max
-            && self.in_flight_bytes + self.answer.cost() + self.lookups * EXPECTED_BYTES < self.allowance
-    }
-
-    /// A raised limit is kept while the peer is connected.
-    fn is_unused(&self) -> bool {
-        let idle = self.queue.is_empty() && self.lookups == 0 && self.answer.is_empty() && self.in_flight_bytes == 0;
-        idle && !self.throttled && self.allowance == ALLOWANCE_MIN
-    }
-
-    fn on_sent(&mut self, bytes: usize) {
-        self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
-        self.sent_bytes = self.sent_bytes.saturating_add(bytes);
-        if self.sent_bytes >= self.allowance {
-            self.sent_bytes = 0;
-            self.allowance = (self.allowance * 2).min(ALLOWANCE_MAX);
-        }
+impl Client {
+    fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.lookups == 0 && self.answer.is_empty()
     }
 }
 
 /// The state machine.
 #[derive(Default)]
 pub struct Server {
-    ledgers: HashMap<PeerId, Ledger>,
-    /// Peers with pending lookups, in the order of their turns.
-    turns: VecDeque<PeerId>,
-    lookups: usize,
-    in_flight_bytes: usize,
+    clients: HashMap<PeerId, Client>,
+    ledger: SharedLedger,
 }
 
 impl Server {
+    /// A server that shares a ledger with other protocols.
+    pub fn new(ledger: SharedLedger) -> Self {
+        Self { clients: HashMap::new(), ledger }
+    }
+
     /// Updates a peer's wantlist. Returns the number of dropped wants, which exceeded [`MAX_WANTS_PER_PEER`];
     /// conforming peers keep that limit.
     pub fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) -> usize {
-        let ledger = self.ledgers.entry(peer).or_default();
+        let client = self.clients.entry(peer).or_default();
         if full {
-            ledger.queue = Queue::default();
+            client.queue = Queue::default();
         }
         let mut dropped = 0;
         for want in wants {
             if want.ask == Ask::Cancel {
-                ledger.queue.cancel(&want.cid);
-                ledger.answer.blocks.retain(|block| *block.cid() != want.cid);
-            } else if !ledger.queue.push(want) {
+                client.queue.cancel(&want.cid);
+                client.answer.blocks.retain(|block| *block.cid() != want.cid);
+            } else if !client.queue.push(want) {
                 dropped += 1;
             }
         }
+        self.ledger.get().set_collected(peer, client.answer.cost());
         self.settle(peer);
         dropped
     }
 
     /// The next lookup, in round robin over peers.
     pub fn next_lookup(&mut self) -> Option<Lookup> {
-        if self.lookups >= LOOKUPS_MAX || self.in_flight_bytes >= IN_FLIGHT_TOTAL_MAX {
-            return None;
-        }
-        while let Some(peer) = self.turns.pop_front() {
-            let Some(ledger) = self.ledgers.get_mut(&peer) else { continue };
-            ledger.waiting_turn = false;
-            if !ledger.may_look_up() {
-                continue;
+        loop {
+            let turn = self.ledger.get().next_turn(Service::Bitswap, 1)?;
+            let want = self.clients.get_mut(&turn.peer).and_then(|client| {
+                let want = client.queue.pop()?;
+                client.lookups += 1;
+                Some(want)
+            });
+            if want.is_none() {
+                self.ledger.get().looked_up(turn.peer, turn.lookups, 0, 0);
             }
-            if ledger.debt > QUANTUM && !self.turns.is_empty() {
-                ledger.debt -= QUANTUM;
-                self.settle(peer);
-                continue;
+            self.settle(turn.peer);
+            if let Some(want) = want {
+                return Some(Lookup { peer: turn.peer, want });
             }
-            let Some(want) = ledger.queue.pop() else { continue };
-            // Debts of a peer that is alone are limited, so that a peer that arrives later is not preferred for more
-            // than a turn.
-            let debt = if self.turns.is_empty() { ledger.debt.min(QUANTUM) } else { ledger.debt };
-            ledger.debt = debt.saturating_sub(QUANTUM);
-            ledger.lookups += 1;
-            self.lookups += 1;
-            self.settle(peer);
-            return Some(Lookup { peer, want });
         }
-        None
     }
 
     /// Completes a lookup. Returns the peer's response once it should be sent.
     pub fn looked_up(&mut self, lookup: Lookup, found: LookupResult) -> Option<(PeerId, Answer)> {
-        self.lookups = self.lookups.saturating_sub(1);
         let Lookup { peer, want } = lookup;
-        // The peer may have disconnected.
-        let ledger = self.ledgers.get_mut(&peer)?;
-        ledger.lookups = ledger.lookups.saturating_sub(1);
-        ledger.debt += LOOKUP_COST;
+        let bytes = if let LookupResult::Block(block) = &found { block.data().len() } else { 0 };
+        let Some(client) = self.clients.get_mut(&peer) else {
+            // The peer has disconnected.
+            self.ledger.get().looked_up(peer, 1, 1, bytes);
+            return None;
+        };
+        client.lookups = client.lookups.saturating_sub(1);
         match found {
-            LookupResult::Block(block) => {
-                ledger.debt += block.data().len();
-                ledger.answer.blocks.push(block);
-            }
-            LookupResult::Has => ledger.answer.presences.push((want.cid, true)),
-            LookupResult::Nothing if want.send_dont_have => ledger.answer.presences.push((want.cid, false)),
+            LookupResult::Block(block) => client.answer.blocks.push(block),
+            LookupResult::Has => client.answer.presences.push((want.cid, true)),
+            LookupResult::Nothing if want.send_dont_have => client.answer.presences.push((want.cid, false)),
             LookupResult::Nothing => {}
         }
-        let last = ledger.lookups == 0 && !ledger.may_look_up();
-        let ready = !ledger.answer.is_empty() && (ledger.answer.is_full() || last);
-        let answer = ready.then(|| std::mem::take(&mut ledger.answer));
+        let mut ledger = self.ledger.get();
+        ledger.set_collected(peer, client.answer.cost());
+        ledger.looked_up(peer, 1, 1, bytes);
+        let last = client.lookups == 0 && (client.queue.is_empty() || !ledger.may_look_up(&peer));
+        let ready = !client.answer.is_empty() && (client.answer.is_full() || last);
+        let answer = ready.then(|| std::mem::take(&mut client.answer));
         if let Some(answer) = &answer {
-            ledger.in_flight_bytes += answer.cost();
-            self.in_flight_bytes += answer.cost();
+            ledger.queued(peer, Service::Bitswap, answer.cost());
+            ledger.set_collected(peer, 0);
         }
+        drop(ledger);
         self.settle(peer);
         answer.map(|answer| (peer, answer))
     }
 
     /// A response of that [cost](Answer::cost) was sent.
     pub fn sent(&mut self, peer: PeerId, cost: usize) {
-        if let Some(ledger) = self.ledgers.get_mut(&peer) {
-            let cost = cost.min(ledger.in_flight_bytes);
-            self.in_flight_bytes -= cost;
-            ledger.on_sent(cost);
-        }
-        self.settle(peer);
+        self.ledger.get().sent(peer, Service::Bitswap, cost);
     }
 
     /// A response of that cost was dropped, because the peer does not read. Its limit is reset.
     pub fn dropped(&mut self, peer: PeerId, cost: usize) {
-        if let Some(ledger) = self.ledgers.get_mut(&peer) {
-            let cost = cost.min(ledger.in_flight_bytes);
-            self.in_flight_bytes -= cost;
-            ledger.in_flight_bytes -= cost;
-            ledger.allowance = ALLOWANCE_MIN;
-            ledger.sent_bytes = 0;
-            ledger.queue = Queue::default();
+        self.ledger.get().dropped(peer, Service::Bitswap, cost);
+        if let Some(client) = self.clients.get_mut(&peer) {
+            client.queue = Queue::default();
         }
         self.settle(peer);
     }
 
     /// Answers a peer that is not served: DONT_HAVE for its wants, within the usual limits.
     pub fn refused(&mut self, peer: PeerId, wants: Vec<WantEntry>) -> Option<Answer> {
-        let ledger = self.ledgers.entry(peer).or_default();
         let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
-        let room = ALLOWANCE_MIN.saturating_sub(ledger.in_flight_bytes) / ENTRY_COST;
+        let mut ledger = self.ledger.get();
+        let room = ALLOWANCE_MIN.saturating_sub(ledger.in_flight_to(&peer)) / ENTRY_COST;
         let presences: Vec<_> = absent.take(room.min(MAX_WANTS_PER_PEER)).map(|want| (want.cid, false)).collect();
         let answer = Answer { presences, ..Answer::default() };
-        ledger.in_flight_bytes += answer.cost();
-        self.in_flight_bytes += answer.cost();
-        self.settle(peer);
-        (!answer.is_empty()).then_some(answer)
+        if answer.is_empty() {
+            return None;
+        }
+        ledger.queued(peer, Service::Bitswap, answer.cost());
+        Some(answer)
     }
 
     /// A connection was closed, and the responses on it will not be reported as sent.
     pub fn answers_lost(&mut self, peer: PeerId) {
-        if let Some(ledger) = self.ledgers.get_mut(&peer) {
-            self.in_flight_bytes -= std::mem::take(&mut ledger.in_flight_bytes);
-            ledger.allowance = ALLOWANCE_MIN;
-            ledger.sent_bytes = 0;
-        }
-        self.settle(peer);
+        self.ledger.get().lost(peer, Service::Bitswap);
     }
 
     /// Removes a disconnected peer.
     pub fn disconnected(&mut self, peer: PeerId) {
-        if let Some(ledger) = self.ledgers.remove(&peer) {
-            self.in_flight_bytes -= ledger.in_flight_bytes;
-        }
+        self.clients.remove(&peer);
+        self.ledger.get().disconnected(peer);
     }
 
     /// Limits a peer to one lookup at a time, or lifts the limit.
     pub fn throttle(&mut self, peer: PeerId, throttled: bool) {
-        if throttled || self.ledgers.contains_key(&peer) {
-            self.ledgers.entry(peer).or_default().throttled = throttled;
-            self.settle(peer);
-        }
+        self.ledger.get().throttle(peer, throttled);
     }
 
-    /// Schedules a peer that has pending lookups, and removes an idle one.
+    /// Tells the ledger whether a peer has pending lookups, and removes an idle one.
     fn settle(&mut self, peer: PeerId) {
-        let Some(ledger) = self.ledgers.get_mut(&peer) else { return };
-        if ledger.may_look_up() && !ledger.waiting_turn {
-            ledger.waiting_turn = true;
-            self.turns.push_back(peer);
-        }
-        if ledger.is_unused() {
-            self.ledgers.remove(&peer);
+        let client = self.clients.get(&peer);
+        let waiting = client.is_some_and(|client| !client.queue.is_empty());
+        self.ledger.get().set_waiting(peer, Service::Bitswap, waiting);
+        if client.is_some_and(Client::is_idle) {
+            self.clients.remove(&peer);
         }
     }
 }
@@ -342,6 +254,7 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fairness::{ALLOWANCE_MAX, IN_FLIGHT_TOTAL_MAX, LOOKUPS_MAX, LOOKUPS_PER_PEER};
     use bytes::Bytes;
     use content::{codec, hashes};
 
@@ -415,8 +328,9 @@ mod tests {
         }
         assert_eq!(allowance, ALLOWANCE_MAX);
         server.answers_lost(peer);
-        assert_eq!(server.ledgers[&peer].allowance, ALLOWANCE_MIN, "a new connection starts with the initial limit");
-        assert_eq!(server.in_flight_bytes, 0);
+        let ledger = server.ledger.get();
+        assert_eq!(ledger.allowance(&peer), ALLOWANCE_MIN, "a new connection starts with the initial limit");
+        assert_eq!(ledger.in_flight_bytes(), 0);
     }
 
     #[test]
@@ -437,7 +351,7 @@ mod tests {
         for peer in peers {
             server.disconnected(peer);
         }
-        assert_eq!(server.in_flight_bytes, 0);
+        assert_eq!(server.ledger.get().in_flight_bytes(), 0);
     }
 
     #[test]
@@ -448,7 +362,7 @@ mod tests {
         server.asked(bulky, wants(0..256), false);
         server.asked(modest, wants(0..256), false);
         let mut served: HashMap<PeerId, usize> = HashMap::new();
-        while server.ledgers.get(&modest).is_some_and(|ledger| !ledger.queue.is_empty()) {
+        while server.clients.get(&modest).is_some_and(|client| !client.queue.is_empty()) {
             let answers = serve(&mut server, |peer| if *peer == bulky { large.clone() } else { small.clone() });
             for (peer, answer) in answers {
                 *served.entry(peer).or_default() += answer.bytes();
@@ -475,7 +389,7 @@ mod tests {
             let cid = *super::tests::block(n, 8).cid();
             server.asked(peer, vec![want(cid, Ask::Have), want(cid, Ask::Cancel)], false);
         }
-        assert!(server.ledgers[&peer].queue.is_empty());
+        assert!(server.clients.get(&peer).is_none_or(|client| client.queue.is_empty()));
         assert_eq!(server.next_lookup(), None);
     }
 
@@ -509,7 +423,7 @@ mod tests {
         let lookup = server.next_lookup().expect("asked");
         server.disconnected(peer);
         assert_eq!(server.looked_up(lookup, LookupResult::Has), None);
-        assert!(server.ledgers.is_empty());
+        assert!(server.clients.is_empty() && server.ledger.get().len() == 0);
         // A block that was found but not sent is dropped with its want.
         server.asked(peer, vec![want(a, Ask::Block), want(b, Ask::Block)], false);
         let first = server.next_lookup().expect("first");

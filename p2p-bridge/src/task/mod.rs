@@ -32,6 +32,7 @@ mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
 use crate::connecting::{PendingConnects, Reply};
+use crate::dag::behaviour::Event as DagEvent;
 use crate::discovery::dialer::Dialer;
 use crate::discovery::history::History;
 use crate::discovery::memory::Memory;
@@ -301,9 +302,10 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Joined(session, peer))) => {
                 self.on_joined(session, peer);
             }
-            SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Offence(peer, offence))) => {
-                self.on_offence(peer, offence);
-            }
+            SwarmEvent::Behaviour(
+                BehaviourEvent::Bitswap(BitswapEvent::Offence(peer, offence))
+                | BehaviourEvent::Dag(DagEvent::Offence(peer, offence)),
+            ) => self.on_offence(peer, offence),
             SwarmEvent::Behaviour(BehaviourEvent::Wan(event)) => self.on_dht_event(Scope::Wan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Lan(event)) => self.on_dht_event(Scope::Lan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Announcer(done)) => self.on_announced(done),

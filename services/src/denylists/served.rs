@@ -3,6 +3,7 @@
 
 use cache::{Local, Tiers};
 use content::policy::check_inlined;
+use content::stored::Stored;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -79,6 +80,22 @@ impl BlockSource for PeerSource {
             let block = found.await?;
             check_inlined(&*policy, &block)?;
             Ok(block)
+        }
+        .boxed()
+    }
+
+    /// Whether a withheld block is inlined in the links of a block is only known when it is unpacked.
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        let found = self.if_given(cid, |local, cid| local.get_stored(cid));
+        let (policy, cid) = (Arc::clone(self.tiers.policy()), *cid);
+        async move {
+            let Some(stored) = found.await? else { return Ok(None) };
+            if policy.withholds() {
+                // A damaged value is reported by `get`.
+                let Ok(data) = stored.block() else { return Ok(None) };
+                check_inlined(&*policy, &Block::from_verified(cid, data))?;
+            }
+            Ok(Some(stored))
         }
         .boxed()
     }

@@ -2,6 +2,7 @@
 
 use crate::audit::AuditLog;
 use crate::denylists::lists::{ListState, Lists};
+use crate::denylists::served::PeerSource;
 use crate::denylists::subscription::Fetched;
 use crate::denylists::takedown::{Control, FrontCaches, NewRule, PathsThrough, hints, subject_of};
 use crate::front_caches::Caches;
@@ -368,6 +369,34 @@ impl World {
         }
         self.store.pin_recursive(*root, None, futures::stream::iter(blocks)).await.expect("pins");
     }
+}
+
+/// Peers get stored forms on the same terms as blocks.
+#[tokio::test]
+async fn stored_forms_are_withheld_from_peers_as_their_blocks_are() {
+    let dir = TempDir::new().expect("a folder");
+    let world = world(dir.path()).await;
+    let peers = PeerSource::of(&world.tiers);
+    let inlined = Block::of(codec::RAW, hashes::IDENTITY, 40, b"evil".repeat(10).into()).expect("a block");
+    let parent = folder(&[("leaf".to_owned(), block("leaf 1")), ("inlined".to_owned(), inlined.clone())]);
+    world.store.put_cached(parent.clone()).await;
+    world.store.flush().await.expect("flushes");
+    let blocks = [world.root, world.leaves[0], world.leaves[1], *parent.cid()];
+    let given = || async {
+        let mut given = Vec::new();
+        for cid in &blocks {
+            let (block, stored) = (peers.get(cid).await, peers.get_stored(cid).await);
+            assert_eq!(block.is_ok(), stored.is_ok(), "{cid}");
+            given.push(stored.is_ok_and(|stored| stored.is_some()));
+        }
+        given
+    };
+    assert_eq!(given().await, [true; 4]);
+    let lists = &world.control.lists;
+    lists.add(vec![format!("/ipfs/{}", world.leaves[0])]).await.expect("adds");
+    assert_eq!(given().await, [true, false, true, true]);
+    lists.add(vec![format!("/ipfs/{}", inlined.cid())]).await.expect("adds");
+    assert_eq!(given().await, [true, false, true, false], "what is inlined in a block is served with it");
 }
 
 #[tokio::test]

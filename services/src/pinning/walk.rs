@@ -10,7 +10,7 @@ use content::cid::codec;
 use content::dag::{DagError, Visited};
 use content::frontier::{Frontier, Step};
 use content::policy::check_inlined;
-use content::{Block, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict};
+use content::{Block, BlockKey, BlockSource, Cid, Policy, ReadAhead, SourceError, Verdict};
 use futures::future::{BoxFuture, FutureExt as _};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use std::sync::Arc;
@@ -172,7 +172,11 @@ async fn find_nearest(sources: &BlockSources, cid: Cid) -> Result<VisitedBlock, 
         Err(SourceError::NotFound { .. }) => {}
         found => return Ok(VisitedBlock::block(found?, false)),
     }
-    let block = sources.upstream.get(&cid).await?;
+    let ahead = ReadAhead::all(cid);
+    let block = match ahead.is_single_block() {
+        true => sources.upstream.get(&cid).await?,
+        false => sources.upstream.get_ahead(&cid, &ahead).await?,
+    };
     let block = block.under(&cid).ok_or(SourceError::Corrupt { cid })?;
     // The policy may have changed during the fetch.
     check(&*sources.policy, &cid)?;

@@ -3,8 +3,9 @@
 use super::state::{Request, Session, Want};
 use super::{Action, BlockUse, Client};
 use crate::bitswap::message::{Ask, WantEntry};
+use crate::dag::message::TransferId;
 use crate::wants::SessionId;
-use content::BlockKey;
+use content::{BlockKey, codec};
 use libp2p::PeerId;
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
@@ -36,9 +37,10 @@ impl Client {
     /// Requests a block from the best peer.
     pub(super) fn assign(&mut self, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get(&key) else { return };
-        if want.is_requested() {
+        if want.is_requested() || self.attach(key, now) {
             return;
         }
+        let Some(want) = self.wants.get(&key) else { return };
         let queued =
             |id| self.sessions.get(id).map_or(0, |s| s.queued.range(..want.order).take(CONSIDERED_WANTS_MAX).count());
         let before = want.sessions.iter().map(queued).max().unwrap_or(0);
@@ -206,18 +208,36 @@ impl Client {
         }
     }
 
-    /// Requests a block or its presence from a peer, which may not have been asked about it before.
+    /// Requests a block or its presence from a peer, which may not have been asked about it before. A block is requested
+    /// by a transfer if the peer and the reader allow it.
     pub(super) fn ask(&mut self, peer: PeerId, key: BlockKey, block: bool, now: Instant) {
+        if block && self.attach(key, now) {
+            return;
+        }
+        let has_slot = self.peers.get(&peer).is_some_and(super::Peer::has_slot);
+        let transfer = if block && has_slot { self.start_transfer(peer, &key, now) } else { None };
+        self.request(peer, key, block, transfer, now);
+    }
+
+    /// Requests a block or its presence from a peer, by an entry in its wantlist unless a transfer brings it.
+    pub(super) fn request(
+        &mut self,
+        peer: PeerId,
+        key: BlockKey,
+        block: bool,
+        transfer: Option<TransferId>,
+        now: Instant,
+    ) {
         let Some(want) = self.wants.get(&key) else { return };
         let bytes = if block { self.expected_bytes(want) } else { 0 };
         let (Some(peer_state), Some(want)) = (self.peers.get_mut(&peer), self.wants.get_mut(&key)) else { return };
-        if !peer_state.has_slot() {
+        if transfer.is_none() && !peer_state.has_slot() {
             return;
         }
-        want.discard_answers(&peer);
+        let replaced = want.discard_answers(&peer);
         want.orphaned &= !block;
-        let (queued_bytes, idle) = peer_state.ask(key, block.then_some(bytes), now);
-        want.asked.push(Request { peer, block, at: now, queued_bytes, idle });
+        let (queued_bytes, idle) = peer_state.ask(key, block.then_some(bytes), transfer.is_none(), now);
+        want.asked.push(Request { peer, block, at: now, queued_bytes, idle, transfer });
         for id in &want.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.asked.insert(peer);
@@ -225,6 +245,12 @@ impl Client {
                     session.queued.remove(&want.order);
                 }
             }
+        }
+        if let Some(replaced) = replaced {
+            self.planner.detach(replaced, &key);
+        }
+        if let Some(transfer) = transfer {
+            return self.planner.attach(transfer, key, now);
         }
         let ask = if block { Ask::Block } else { Ask::Have };
         self.outbox.entry(peer).or_default().push(WantEntry { cid: want.cid, ask, send_dont_have: true });
@@ -239,7 +265,9 @@ impl Client {
             peer_state.expect_late(key);
         }
         let Some(want) = self.wants.get_mut(&key) else { return };
-        want.discard_answers(&peer);
+        if let Some(transfer) = want.discard_answers(&peer) {
+            self.planner.detach(transfer, &key);
+        }
         want.denied.insert(peer);
         if !want.is_requested() {
             for id in &want.sessions {
@@ -300,6 +328,10 @@ impl Client {
                 peer_state.sessions.insert(session_id);
             }
             self.actions.push_back(Action::Joined(session_id, peer));
+            if gave {
+                session.senders.insert(peer);
+            }
+            return self.member_joined(&session_id, &peer);
         }
         if gave {
             session.senders.insert(peer);
@@ -334,12 +366,22 @@ impl Client {
     /// Cancels all pending requests of a want that ended, except for the peer that answered it.
     pub(super) fn retract(&mut self, key: BlockKey, want: &Want, with_predictor: Option<PeerId>, now: Instant) {
         let others = || want.asked.iter().filter(|request| Some(request.peer) != with_predictor);
-        for Request { peer, block, .. } in others() {
+        for request in &want.asked {
+            self.detach(request, &key);
+        }
+        for Request { peer, block, transfer, .. } in others() {
             let Some(peer_state) = self.peers.get_mut(peer) else { continue };
             peer_state.settle(&key, now);
             peer_state.expect_late(key);
             if !block {
                 peer_state.cancel_probe(key, &want.sessions);
+            }
+            if let Some(transfer) = transfer {
+                // Another peer has sent it.
+                if with_predictor.is_some() && want.cid.codec() == codec::RAW {
+                    self.planner.skip(*transfer, want.cid);
+                }
+                continue;
             }
             let cancel = WantEntry { cid: want.cid, ask: Ask::Cancel, send_dont_have: false };
             self.outbox.entry(*peer).or_default().push(cancel);

@@ -113,7 +113,7 @@ impl Client {
         let failed: Vec<SessionId> = want.sessions.iter().filter(fails).copied().collect();
         let Some(want) = self.wants.get_mut(&key) else { return };
         want.due = false;
-        want.sessions.retain(|id| !failed.contains(id));
+        failed.iter().for_each(|id| want.remove_session(id));
         let some_failed = !failed.is_empty();
         for id in failed {
             self.fail(key, id, now);

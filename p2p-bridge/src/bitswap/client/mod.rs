@@ -37,6 +37,7 @@
 //! | `asking` | selection of peers |
 //! | `time` | timers: hedging, searches, expiry |
 //! | `failing` | wants that fail, a few at a time |
+//! | `transfers` | wants that transfers of the DAG protocol bring |
 //! | [`inspection`] | snapshots for the API |
 
 mod asking;
@@ -45,16 +46,21 @@ pub mod inspection;
 mod link;
 mod state;
 mod time;
+mod transfers;
 
 use super::message::{Ask, WantEntry};
 use super::outbox::Outbox;
+use crate::dag::client::active::ActiveTransfer;
+use crate::dag::client::planner::Planner;
 use crate::metrics::Metrics;
 use crate::wants::SessionId;
-use content::{BlockKey, Cid, SourceError};
+use content::{BlockKey, Cid, ReadAhead, SourceError};
 pub use failing::STEP;
 use libp2p::PeerId;
 use state::{Peer, Search, Session, Want};
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 pub use time::TICK;
 
@@ -93,7 +99,6 @@ const BLOCKS_PER_HEDGE: f64 = 40.0;
 const HEDGE_BUDGET_MAX: f64 = 4.0;
 
 /// An action for the caller.
-#[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Send wantlist changes to a connected peer.
     Send {
@@ -102,6 +107,8 @@ pub enum Action {
         /// The changes, one per CID.
         entries: Vec<WantEntry>,
     },
+    /// Start a transfer from a connected peer.
+    Transfer(Arc<ActiveTransfer>),
     /// Search for providers of a session's root, and report them with [`Client::provider_found`].
     Search(SessionId),
     /// The search is no longer needed.
@@ -112,6 +119,20 @@ pub enum Action {
     Stalled(PeerId),
     /// Fail the waiters of a block.
     Fail(Box<Failure>),
+}
+
+impl fmt::Debug for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Send { peer, entries } => write!(f, "Send({peer}, {entries:?})"),
+            Self::Transfer(active) => write!(f, "Transfer({:?})", active.id),
+            Self::Search(session) => write!(f, "Search({session:?})"),
+            Self::StopSearch(session) => write!(f, "StopSearch({session:?})"),
+            Self::Joined(session, peer) => write!(f, "Joined({session:?}, {peer})"),
+            Self::Stalled(peer) => write!(f, "Stalled({peer})"),
+            Self::Fail(failure) => write!(f, "Fail({failure:?})"),
+        }
+    }
 }
 
 /// A failed want.
@@ -152,6 +173,8 @@ pub struct Client {
     failing: failing::Failing,
     /// Whether all wants are to fail, because there are no peers to ask.
     is_without_peers: bool,
+    /// The transfers of the DAG protocol.
+    planner: Planner,
 }
 
 impl Client {
@@ -169,6 +192,7 @@ impl Client {
             actions: VecDeque::new(),
             failing: failing::Failing::default(),
             is_without_peers: false,
+            planner: Planner::default(),
         }
     }
 
@@ -184,7 +208,7 @@ impl Client {
 
     /// Whether [`Client::tick`] has nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.sessions.is_empty()
+        self.sessions.is_empty() && !self.planner.has_any()
     }
 
     /// Whether any peer is connected.
@@ -219,11 +243,17 @@ impl Client {
 
     /// A session waits for a block.
     pub fn want(&mut self, session_id: SessionId, cid: Cid, now: Instant) {
+        self.want_ahead(session_id, cid, None, now);
+    }
+
+    /// The same, with what its reader will request after it.
+    pub fn want_ahead(&mut self, session_id: SessionId, cid: Cid, ahead: Option<Arc<ReadAhead>>, now: Instant) {
         let Some(key) = BlockKey::of(&cid) else { return };
         self.evict_for(&session_id);
         let order = self.next_order;
         let want = self.wants.entry(key).or_insert_with(|| Want::new(cid, order, now));
         self.next_order += u64::from(want.order == order);
+        want.ahead = ahead.map(|ahead| (session_id, ahead)).or_else(|| want.ahead.take());
         let session = self.sessions.entry(session_id).or_insert_with(|| Session::new(now));
         session.used = now;
         if session.wants.is_empty() {
@@ -247,7 +277,7 @@ impl Client {
     /// A session no longer waits for a block.
     pub fn cancel(&mut self, session_id: SessionId, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get_mut(&key) else { return };
-        want.sessions.retain(|id| *id != session_id);
+        want.remove_session(&session_id);
         if let Some(session) = self.sessions.get_mut(&session_id) {
             session.ended(&key, want.order, now);
         }
@@ -284,6 +314,7 @@ impl Client {
     /// A peer disconnected; its outstanding blocks are requested from others.
     pub fn peer_disconnected(&mut self, peer: PeerId, now: Instant) {
         self.outbox.remove(&peer);
+        self.planner.disconnected(&peer);
         let Some(mut gone) = self.peers.remove(&peer) else { return };
         for id in &gone.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
@@ -313,6 +344,10 @@ impl Client {
         let outbox = self.outbox.entry(peer).or_default();
         for (key, block) in peer_state.open() {
             let Some(want) = self.wants.get(key) else { continue };
+            // A transfer reports itself what it does not bring.
+            if want.is_transferred_from(&peer) {
+                continue;
+            }
             let ask = if block { Ask::Block } else { Ask::Have };
             outbox.push(WantEntry { cid: want.cid, ask, send_dont_have: true });
         }
@@ -411,7 +446,8 @@ impl Client {
         }
         if !block {
             peer_state.settle(&key, now);
-            want.discard_answers(&peer);
+            // It is no request for the block, so that no transfer brings it.
+            let _ = want.discard_answers(&peer);
             want.has.push(peer);
         }
         for id in sessions {
@@ -430,6 +466,7 @@ impl Client {
 
     /// A peer violated the protocol or cannot be written to: its outstanding blocks are requested from others.
     pub fn peer_failed(&mut self, peer: PeerId, now: Instant) {
+        self.planner.cancel_from(&peer);
         let Some(peer_state) = self.peers.get_mut(&peer) else { return };
         let keys = peer_state.settle_all();
         peer_state.link.end(now);

@@ -1,11 +1,15 @@
 //! Invariants of the client under arbitrary event sequences.
 
 use super::*;
+use crate::dag::client::active::{Context, TransferEnd, TransferEvent, names_budget};
+use crate::dag::message::{EndStatus, TransferId};
+use crate::framing::Memory;
 use bytes::Bytes;
 use content::{Block, codec, hashes};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::LazyLock;
+use tokio::sync::mpsc;
 
 const PEERS: usize = 5;
 const SESSIONS: usize = 3;
@@ -40,7 +44,25 @@ enum Input {
     WithoutPeers,
     Step,
     Time(u64),
+    /// A peer speaks the DAG protocol, or not.
+    Speaks(usize, bool),
+    /// A want whose reader needs everything below a root.
+    WantAhead(usize, usize, usize),
+    /// A transfer brings a block, lacks it, or has dropped it.
+    Brings(usize, usize),
+    Lacks(usize, usize),
+    Drops(usize, usize),
+    Ends(usize, usize),
 }
+
+const ENDS: [TransferEnd; 6] = [
+    TransferEnd::Status(EndStatus::Complete),
+    TransferEnd::Status(EndStatus::Refused),
+    TransferEnd::Status(EndStatus::Busy),
+    TransferEnd::Status(EndStatus::Budget),
+    TransferEnd::Lost,
+    TransferEnd::TooManyBlocks,
+];
 
 fn input() -> impl Strategy<Value = Input> {
     use Input::*;
@@ -59,6 +81,12 @@ fn input() -> impl Strategy<Value = Input> {
         1 => Just(WithoutPeers),
         1 => Just(Step),
         4 => (0..40_u64).prop_map(Time),
+        2 => (0..PEERS, prop::bool::weighted(0.8)).prop_map(|(peer, speaks)| Speaks(peer, speaks)),
+        6 => (0..SESSIONS, 0..BLOCKS, 0..3_usize).prop_map(|(session, n, root)| WantAhead(session, n, root)),
+        4 => (any::<usize>(), 0..BLOCKS).prop_map(|(transfer, n)| Brings(transfer, n)),
+        1 => (any::<usize>(), 0..BLOCKS).prop_map(|(transfer, n)| Lacks(transfer, n)),
+        1 => (any::<usize>(), 0..BLOCKS).prop_map(|(transfer, n)| Drops(transfer, n)),
+        2 => (any::<usize>(), 0..ENDS.len()).prop_map(|(transfer, end)| Ends(transfer, end)),
     ]
 }
 
@@ -73,19 +101,37 @@ struct World {
     /// The waiters.
     waiting: HashSet<(SessionId, BlockKey)>,
     searching: HashSet<SessionId>,
+    /// The transfers that were started, and what they report.
+    started: Vec<TransferId>,
+    reports: mpsc::UnboundedReceiver<TransferEvent>,
 }
 
 impl World {
     fn new() -> Self {
         let config = Config { sessions_max: 2, ..Config::default() };
+        let (events, reports) = mpsc::unbounded_channel();
+        let context = Context {
+            wants: Default::default(),
+            pushed: Default::default(),
+            readers: Default::default(),
+            policy: Default::default(),
+            memory: Memory::new(256 << 20),
+            names: names_budget(&Memory::new(256 << 20)),
+            events,
+            metrics: Default::default(),
+        };
+        let mut client = Client::new(config, Metrics::default());
+        client.use_transfers(Arc::new(context));
         Self {
-            client: Client::new(config, Metrics::default()),
+            client,
             now: Instant::now(),
             ids: (0..PEERS).map(|_| PeerId::random()).collect(),
             connected: HashSet::new(),
             wantlists: HashMap::new(),
             waiting: HashSet::new(),
             searching: HashSet::new(),
+            started: Vec::new(),
+            reports,
         }
     }
 
@@ -96,6 +142,35 @@ impl World {
             Want(id, n) => {
                 client.want(session(id), CIDS[n], now);
                 self.waiting.insert((session(id), key(n)));
+            }
+            Speaks(peer, speaks) => client.set_speaks_dag(self.ids[peer], speaks),
+            WantAhead(id, n, root) => {
+                let root = Cid::new_v1(codec::DAG_PB, *CIDS[root].hash());
+                client.want_ahead(session(id), CIDS[n], Some(Arc::new(ReadAhead::all(root))), now);
+                self.waiting.insert((session(id), key(n)));
+            }
+            Brings(transfer, n) => {
+                if let Some(transfer) = self.transfer(transfer) {
+                    let used = self.client.transfer_received(transfer, key(n), 1_000, now);
+                    let waited_for = self.waiting.iter().any(|(_, waited)| *waited == key(n));
+                    assert_eq!(used == BlockUse::Wanted, waited_for);
+                    self.waiting.retain(|(_, waited)| *waited != key(n));
+                }
+            }
+            Lacks(transfer, n) => {
+                if let Some(transfer) = self.transfer(transfer) {
+                    self.client.transfer_lacks(transfer, &CIDS[n], now);
+                }
+            }
+            Drops(transfer, n) => {
+                if let Some(transfer) = self.transfer(transfer) {
+                    self.client.transfer_dropped(transfer, &CIDS[n], now);
+                }
+            }
+            Ends(transfer, end) => {
+                if let Some(transfer) = self.transfer(transfer) {
+                    self.client.transfer_ended(transfer, &ENDS[end], now);
+                }
             }
             Cancel(id, n) => {
                 client.cancel(session(id), key(n), now);
@@ -145,9 +220,22 @@ impl World {
         }
     }
 
+    fn transfer(&self, at: usize) -> Option<TransferId> {
+        self.started.get(at.checked_rem(self.started.len())?).copied()
+    }
+
     fn carry_out(&mut self) {
+        while let Ok(event) = self.reports.try_recv() {
+            if let TransferEvent::Ended { transfer, end } = event {
+                self.client.transfer_ended(transfer, &end, self.now);
+            }
+        }
         while let Some(action) = self.client.poll_action() {
             match action {
+                Action::Transfer(active) => {
+                    assert!(self.connected.contains(&active.peer), "transfers are asked of connected peers only");
+                    self.started.push(active.id);
+                }
                 Action::Send { peer, entries } => {
                     assert!(self.connected.contains(&peer), "requests go to connected peers only");
                     let wantlists = self.wantlists.entry(peer).or_default();
@@ -186,10 +274,19 @@ impl World {
             for request in &want.asked {
                 let open: Vec<_> = client.peers[&request.peer].open().filter(|(asked, _)| *asked == key).collect();
                 assert_eq!(open, [(key, request.block)], "both sides have the request");
+                if let Some(transfer) = request.transfer {
+                    assert!(self.started.contains(&transfer), "what waits for a transfer was started");
+                    assert!(client.planner.waits(transfer, key), "and the transfer is known to be awaited");
+                    continue;
+                }
                 let wantlists = self.wantlists[&request.peer].get(&want.cid);
                 // A peer that answered something else may have removed it.
                 assert!(wantlists.is_none_or(|ask| (*ask == Ask::Block) == request.block), "as on the peer's wantlist");
             }
+        }
+        for (transfer, key) in client.planner.waiting() {
+            let mut asked = client.wants.get(key).into_iter().flat_map(|want| &want.asked);
+            assert!(asked.any(|request| request.transfer == Some(transfer)), "a transfer is awaited by requests only");
         }
         for (id, peer) in &client.peers {
             assert!(self.connected.contains(id));

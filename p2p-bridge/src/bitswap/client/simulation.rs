@@ -136,7 +136,7 @@ impl Network {
                     self.after(self.servers[index].profile.one_way, Event::Asked(index, asked));
                 }
                 Action::Search(_) => self.outcome.searches += 1,
-                Action::StopSearch(_) | Action::Joined(..) | Action::Stalled(_) => {}
+                Action::StopSearch(_) | Action::Joined(..) | Action::Stalled(_) | Action::Transfer(_) => {}
                 Action::Fail(_) => self.outcome.failures += 1,
             }
         }

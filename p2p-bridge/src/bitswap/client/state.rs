@@ -2,11 +2,13 @@
 
 use super::link::Link;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
+use crate::dag::message::TransferId;
 use crate::recent::{Recent, recent};
 use crate::wants::SessionId;
-use content::{BlockKey, Cid, Stall};
+use content::{BlockKey, Cid, ReadAhead, Stall};
 use libp2p::PeerId;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The maximum number of cancelled or received blocks per peer that may still be received late, to distinguish them
@@ -27,9 +29,12 @@ pub(super) struct Peer {
     pub useful: Option<Instant>,
     /// The sessions of which it is a member.
     pub sessions: HashSet<SessionId>,
-    /// Outstanding blocks and their expected sizes in bytes.
-    outstanding: HashMap<BlockKey, usize>,
+    /// Outstanding blocks.
+    outstanding: HashMap<BlockKey, OutstandingBlock>,
     outstanding_bytes: usize,
+    /// Those that are in its wantlist: others are brought by transfers, and take neither its entries nor its window.
+    listed: usize,
+    listed_bytes: usize,
     /// Want-haves without an answer.
     probed: HashSet<BlockKey>,
     /// Cancelled want-haves whose answers may be on their way, and the sessions that asked.
@@ -38,6 +43,15 @@ pub(super) struct Peer {
     answer_lost: bool,
     requests_resent: Option<Instant>,
     late: Recent<BlockKey, ()>,
+}
+
+/// A block that was requested and not received.
+#[derive(Debug)]
+struct OutstandingBlock {
+    /// Its expected size.
+    bytes: usize,
+    /// Whether it is in the peer's wantlist.
+    is_listed: bool,
 }
 
 impl Peer {
@@ -49,6 +63,8 @@ impl Peer {
             sessions: HashSet::new(),
             outstanding: HashMap::new(),
             outstanding_bytes: 0,
+            listed: 0,
+            listed_bytes: 0,
             probed: HashSet::new(),
             cancelled_probes: HashMap::new(),
             answer_lost: false,
@@ -59,12 +75,12 @@ impl Peer {
 
     /// Whether its wantlist has a free entry.
     pub fn has_slot(&self) -> bool {
-        self.outstanding.len() + self.probed.len() < MAX_WANTS_PER_PEER
+        self.listed + self.probed.len() < MAX_WANTS_PER_PEER
     }
 
     /// Whether its window allows another block. A peer without outstanding blocks may always be asked for one.
     pub fn has_room(&self) -> bool {
-        self.has_slot() && (self.outstanding.is_empty() || self.outstanding_bytes < self.link.window_bytes())
+        self.has_slot() && (self.listed == 0 || self.listed_bytes < self.link.window_bytes())
     }
 
     /// The expected time until another block of this size is received. If the window is full, queued wants come first.
@@ -78,9 +94,10 @@ impl Peer {
         !self.outstanding.is_empty() && self.link.is_stalled(now)
     }
 
-    /// Records a request for a block of about this size, or for its presence. Returns the bytes that the peer will have
-    /// to send until the answer is complete, and whether it had no outstanding blocks before.
-    pub fn ask(&mut self, key: BlockKey, block: Option<usize>, now: Instant) -> (usize, bool) {
+    /// Records a request for a block of about this size, or for its presence, by an entry in the peer's wantlist or by a
+    /// transfer. Returns the bytes that the peer will have to send until the answer is complete, and whether it had no
+    /// outstanding blocks before.
+    pub fn ask(&mut self, key: BlockKey, block: Option<usize>, is_listed: bool, now: Instant) -> (usize, bool) {
         self.settle(&key, now);
         let idle = self.outstanding.is_empty();
         if idle && (block.is_some() || self.probed.is_empty()) {
@@ -88,8 +105,10 @@ impl Peer {
         }
         match block {
             Some(bytes) => {
-                self.outstanding.insert(key, bytes);
+                self.outstanding.insert(key, OutstandingBlock { bytes, is_listed });
                 self.outstanding_bytes += bytes;
+                self.listed += usize::from(is_listed);
+                self.listed_bytes += if is_listed { bytes } else { 0 };
             }
             None => _ = self.probed.insert(key),
         }
@@ -104,7 +123,11 @@ impl Peer {
     /// A request was answered or cancelled; returns whether it was pending.
     pub fn settle(&mut self, key: &BlockKey, now: Instant) -> bool {
         let outstanding = self.outstanding.remove(key);
-        self.outstanding_bytes -= outstanding.unwrap_or(0);
+        if let Some(OutstandingBlock { bytes, is_listed }) = outstanding {
+            self.outstanding_bytes -= bytes;
+            self.listed -= usize::from(is_listed);
+            self.listed_bytes -= if is_listed { bytes } else { 0 };
+        }
         let open = self.probed.remove(key) || outstanding.is_some();
         if open && self.outstanding.is_empty() {
             self.link.end(now);
@@ -114,7 +137,7 @@ impl Peer {
 
     /// Cancels all pending requests.
     pub fn settle_all(&mut self) -> Vec<BlockKey> {
-        self.outstanding_bytes = 0;
+        (self.outstanding_bytes, self.listed, self.listed_bytes) = (0, 0, 0);
         self.outstanding.drain().map(|(key, _)| key).chain(self.probed.drain()).collect()
     }
 
@@ -186,6 +209,8 @@ pub(super) struct Request {
     pub queued_bytes: usize,
     /// Whether the peer had no other outstanding blocks.
     pub idle: bool,
+    /// The transfer that brings it, in place of a wantlist entry.
+    pub transfer: Option<TransferId>,
 }
 
 /// A wanted block.
@@ -210,6 +235,10 @@ pub(super) struct Want {
     pub orphaned: bool,
     /// Whether it was found to be due ([`super::failing`]).
     pub due: bool,
+    /// What its reader will request after it, and the session of the reader.
+    pub ahead: Option<(SessionId, Arc<ReadAhead>)>,
+    /// Whether a transfer has failed to bring it, so that it is requested by entries only.
+    pub is_untransferable: bool,
 }
 
 impl Want {
@@ -226,7 +255,16 @@ impl Want {
             probed_when_stalled: false,
             orphaned: false,
             due: false,
+            ahead: None,
+            is_untransferable: false,
         }
+    }
+
+    /// A session does not wait for it any more.
+    pub fn remove_session(&mut self, id: &SessionId) {
+        self.sessions.retain(|other| other != id);
+        // A transfer for readers that have left would end at once.
+        self.ahead.take_if(|(session, _)| session == id);
     }
 
     /// Pending requests for the block itself.
@@ -246,10 +284,18 @@ impl Want {
         self.block_requests().any(|request| request.peer == *peer)
     }
 
-    /// Discards what a peer said about the block.
-    pub fn discard_answers(&mut self, peer: &PeerId) {
+    /// Whether a transfer from the peer brings it.
+    pub fn is_transferred_from(&self, peer: &PeerId) -> bool {
+        self.asked.iter().any(|request| request.peer == *peer && request.transfer.is_some())
+    }
+
+    /// Discards what a peer said about the block, and the request to it. Returns the transfer that the request waits for.
+    #[must_use]
+    pub fn discard_answers(&mut self, peer: &PeerId) -> Option<TransferId> {
+        let transfer = self.asked.iter().find(|request| request.peer == *peer).and_then(|request| request.transfer);
         self.asked.retain(|request| request.peer != *peer);
         self.has.retain(|other| other != peer);
+        transfer
     }
 }
 

@@ -2,8 +2,13 @@
 
 use super::*;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
+use crate::dag::client::active::{Context, TransferEnd, TransferEvent, names_budget};
+use crate::dag::client::pushed::{Reader, Readers};
+use crate::dag::message::{Answer, EndStatus, TransferId};
+use crate::framing::Memory;
 use bytes::Bytes;
 use content::{Block, codec, hashes};
+use tokio::sync::mpsc;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -24,19 +29,38 @@ struct Bench {
     stopped: Vec<SessionId>,
     stalled: Vec<PeerId>,
     failures: Vec<(BlockKey, SourceError)>,
+    transfers: Vec<Arc<ActiveTransfer>>,
+    reports: mpsc::UnboundedReceiver<TransferEvent>,
+    readers: Arc<Readers>,
 }
 
 impl Bench {
     fn new() -> Self {
         let config = Config { stall_timeout: Duration::from_secs(2), ..Config::default() };
+        let ((events, reports), readers) = (mpsc::unbounded_channel(), Arc::<Readers>::default());
+        let context = Context {
+            wants: Default::default(),
+            pushed: Default::default(),
+            readers: Arc::clone(&readers),
+            policy: Default::default(),
+            memory: Memory::new(256 << 20),
+            names: names_budget(&Memory::new(256 << 20)),
+            events,
+            metrics: Default::default(),
+        };
+        let mut client = Client::new(config, Metrics::default());
+        client.use_transfers(Arc::new(context));
         Self {
-            client: Client::new(config, Metrics::default()),
+            client,
             now: Instant::now(),
             asked: Vec::new(),
             searches: Vec::new(),
             stopped: Vec::new(),
             stalled: Vec::new(),
             failures: Vec::new(),
+            transfers: Vec::new(),
+            reports,
+            readers,
         }
     }
 
@@ -86,12 +110,18 @@ impl Bench {
     }
 
     fn drain(&mut self) {
+        while let Ok(event) = self.reports.try_recv() {
+            if let TransferEvent::Ended { transfer, end } = event {
+                self.client.transfer_ended(transfer, &end, self.now);
+            }
+        }
         while let Some(action) = self.client.poll_action() {
             match action {
                 Action::Send { peer, entries } => self.asked.extend(entries.into_iter().map(|entry| (peer, entry))),
                 Action::Search(session) => self.searches.push(session),
                 Action::StopSearch(session) => self.stopped.push(session),
                 Action::Joined(..) => {}
+                Action::Transfer(active) => self.transfers.push(active),
                 Action::Stalled(peer) => self.stalled.push(peer),
                 Action::Fail(failure) => self.failures.push((failure.key, failure.error)),
             }
@@ -572,4 +602,275 @@ fn a_presence_counts_even_if_the_block_was_received_before() {
     assert!(bench.client.peers[&second].outstanding().count() > 1, "it gets its share");
     // A repeated or unsolicited answer proves nothing.
     assert!(bench.client.peers.get_mut(&second).expect("known").cancelled_probe_answered(&key(0)).is_empty());
+}
+
+/// A want whose reader needs everything below block 0.
+fn want_ahead(bench: &mut Bench, n: u32) {
+    let root = Cid::new_v1(codec::DAG_PB, *cid(0).hash());
+    bench.client.want_ahead(bench.session(), cid(n), Some(Arc::new(ReadAhead::all(root))), bench.now);
+    bench.drain();
+}
+
+/// A session with a transfer.
+struct WithTransfer {
+    bench: Bench,
+    /// The favoured peer, which speaks the DAG protocol, and from which a transfer was started for the first want.
+    peer: PeerId,
+    /// Another peer, which was asked for the presence of the first block.
+    other: PeerId,
+    transfer: TransferId,
+    reader: Reader,
+}
+
+fn with_transfer() -> WithTransfer {
+    let mut bench = Bench::new();
+    let reader = Reader::of(&bench.readers, bench.session());
+    let (peer, other) = (bench.connect(true), bench.connect(false));
+    bench.client.set_speaks_dag(peer, true);
+    want_ahead(&mut bench, 0);
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Have)]);
+    let transfer = bench.transfers[0].id;
+    WithTransfer { bench, peer, other, transfer, reader }
+}
+
+fn brings(bench: &mut Bench, transfer: TransferId, n: u32) -> BlockUse {
+    let used = bench.client.transfer_received(transfer, key(n), 1_000, bench.now);
+    bench.drain();
+    used
+}
+
+#[test]
+fn a_transfer_takes_the_place_of_the_want_of_a_peer_that_speaks_the_protocol() {
+    let WithTransfer { mut bench, peer, other, transfer, reader: _reader } = with_transfer();
+    assert_eq!((bench.transfers.len(), bench.transfers[0].peer), (1, peer));
+    // What the transfer brings is not asked for twice.
+    for n in 1..4 {
+        want_ahead(&mut bench, n);
+    }
+    assert_eq!((bench.asked.len(), bench.transfers.len()), (0, 1));
+    for n in 0..4 {
+        assert_eq!(brings(&mut bench, transfer, n), BlockUse::Wanted);
+    }
+    assert_eq!(brings(&mut bench, transfer, 4), BlockUse::Duplicate, "it is buffered");
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Cancel)]);
+    assert_eq!(bench.client.members(&bench.session()), 1);
+    assert!(bench.client.wants.is_empty());
+    // Other wants of the session are entries.
+    bench.want(9);
+    assert_eq!(bench.take_asked(10), vec![(peer, 9, Ask::Block)]);
+}
+
+#[test]
+fn peers_that_do_not_speak_it_and_wants_without_more_are_asked_as_before() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    want_ahead(&mut bench, 0);
+    assert_eq!(bench.take_asked(1), vec![(peer, 0, Ask::Block)]);
+    bench.block(peer, 0);
+    bench.client.set_speaks_dag(peer, true);
+    bench.want(1);
+    let alone = Some(Arc::new(ReadAhead::all(cid(2))));
+    bench.client.want_ahead(bench.session(), cid(2), alone, bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(3), vec![(peer, 1, Ask::Block), (peer, 2, Ask::Block)]);
+    assert!(bench.transfers.is_empty(), "a raw block has nothing below it");
+}
+
+#[test]
+fn what_a_transfer_does_not_bring_is_asked_for_at_once() {
+    for end in [EndStatus::Refused, EndStatus::Busy, EndStatus::Complete, EndStatus::Failed] {
+        let WithTransfer { mut bench, peer, transfer, reader: _reader, .. } = with_transfer();
+        brings(&mut bench, transfer, 0);
+        want_ahead(&mut bench, 1);
+        want_ahead(&mut bench, 2);
+        bench.asked.clear();
+        bench.client.transfer_ended(transfer, &TransferEnd::Status(end), bench.now);
+        bench.drain();
+        assert_eq!(bench.take_asked(3), vec![(peer, 1, Ask::Block), (peer, 2, Ask::Block)], "{end:?}");
+        // The peer is not asked for the next one again, if it has refused.
+        want_ahead(&mut bench, 3);
+        let again = end == EndStatus::Complete;
+        assert_eq!(bench.transfers.len(), if again { 2 } else { 1 }, "{end:?}");
+    }
+    // The reader of a transfer whose budget was not renewed has come back: another one goes on.
+    let WithTransfer { mut bench, peer, transfer, reader: _reader, .. } = with_transfer();
+    brings(&mut bench, transfer, 0);
+    want_ahead(&mut bench, 1);
+    bench.asked.clear();
+    bench.client.transfer_ended(transfer, &TransferEnd::Status(EndStatus::Budget), bench.now);
+    bench.drain();
+    assert_eq!((bench.transfers.len(), bench.asked.len()), (2, 0));
+    // Not if it has brought nothing, which would go on for ever.
+    let transfer = bench.transfers[1].id;
+    bench.client.transfer_ended(transfer, &TransferEnd::Status(EndStatus::Budget), bench.now);
+    bench.drain();
+    want_ahead(&mut bench, 2);
+    assert_eq!(bench.transfers.len(), 2);
+    assert_eq!(bench.take_asked(3), vec![(peer, 1, Ask::Block), (peer, 2, Ask::Block)]);
+}
+
+#[test]
+fn an_absent_block_is_asked_of_the_next_peer_and_a_dropped_one_of_the_same() {
+    let WithTransfer { mut bench, peer, other, transfer, reader: _reader } = with_transfer();
+    want_ahead(&mut bench, 1);
+    want_ahead(&mut bench, 2);
+    bench.presence(other, 0, true);
+    bench.asked.clear();
+    bench.client.transfer_lacks(transfer, &cid(1), bench.now);
+    bench.drain();
+    let asked = bench.take_asked(3);
+    assert!(asked.iter().all(|(asked, n, _)| *asked == other && *n == 1) && !asked.is_empty(), "{asked:?}");
+    bench.client.transfer_dropped(transfer, &cid(2), bench.now);
+    bench.drain();
+    let asked = bench.take_asked(3);
+    assert!(asked.contains(&(peer, 2, Ask::Block)) || asked.contains(&(other, 2, Ask::Block)), "{asked:?}");
+}
+
+#[test]
+fn a_transfer_that_stalls_is_hedged_and_given_up() {
+    let WithTransfer { mut bench, other, transfer, reader: _reader, .. } = with_transfer();
+    bench.presence(other, 0, true);
+    brings(&mut bench, transfer, 0);
+    want_ahead(&mut bench, 1);
+    bench.asked.clear();
+    bench.pass(Duration::from_millis(700));
+    assert_eq!(bench.take_asked(2), vec![(other, 1, Ask::Block)], "as if it had been asked by an entry");
+    assert!(!bench.transfers[0].state().has_ended());
+    bench.pass(Duration::from_millis(1_000));
+    assert!(bench.transfers[0].state().has_ended(), "it is given up");
+    assert_eq!(bench.block(other, 1), BlockUse::Wanted);
+}
+
+#[test]
+fn a_transfer_is_for_the_session_whose_reader_needs_more() {
+    let mut bench = Bench::new();
+    let (first, second) = (*cid(100).hash(), *cid(200).hash());
+    let root = Cid::new_v1(codec::DAG_PB, *cid(200).hash());
+    let ahead = || Some(Arc::new(ReadAhead::all(root)));
+    bench.client.want(first, cid(1), bench.now);
+    bench.client.want_ahead(second, cid(1), ahead(), bench.now);
+    let peer = bench.connect(false);
+    bench.client.set_speaks_dag(peer, true);
+    bench.client.provider_found(second, peer, bench.now);
+    bench.drain();
+    assert_eq!(bench.transfers.iter().map(|active| active.session).collect::<Vec<_>>(), [second]);
+    // Not for one that does not wait any more.
+    let mut bench = Bench::new();
+    bench.client.want(first, cid(1), bench.now);
+    bench.client.want_ahead(second, cid(1), ahead(), bench.now);
+    bench.client.cancel(second, key(1), bench.now);
+    let peer = bench.connect(false);
+    bench.client.set_speaks_dag(peer, true);
+    bench.client.provider_found(first, peer, bench.now);
+    bench.drain();
+    assert!(bench.transfers.is_empty());
+    assert_eq!(bench.take_asked(2), vec![(peer, 1, Ask::Block)]);
+}
+
+#[test]
+fn a_denied_want_does_not_keep_its_transfer_awaited() {
+    let WithTransfer { mut bench, peer, other, transfer, reader: _reader } = with_transfer();
+    bench.presence(other, 0, true);
+    brings(&mut bench, transfer, 0);
+    want_ahead(&mut bench, 1);
+    assert!(bench.client.planner.waits(transfer, &key(1)));
+    bench.presence(peer, 1, false);
+    assert!(!bench.client.planner.waits(transfer, &key(1)));
+    bench.pass(Duration::from_millis(1_500));
+    assert!(!bench.transfers[0].state().has_ended(), "nobody waits for it, so that it does not stall");
+}
+
+#[test]
+fn a_peer_that_fails_brings_nothing_more() {
+    let WithTransfer { mut bench, peer, other, reader: _reader, .. } = with_transfer();
+    bench.presence(other, 0, true);
+    bench.asked.clear();
+    bench.client.peer_lied(peer, bench.now);
+    bench.drain();
+    assert!(bench.transfers[0].state().has_ended());
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
+}
+
+/// Fills the window of a transfer with blocks that nobody takes, of which the first wait for their parents.
+fn fill(active: &ActiveTransfer) {
+    let mut n = 1_000;
+    while !active.state().is_full() {
+        let data = Bytes::copy_from_slice(&u32::to_be_bytes(n).repeat(64 * 1024));
+        let block = Block::of(codec::RAW, hashes::SHA2_256, 32, data).expect("block");
+        active.state().arrived(Answer::plain(&block), None).expect("is in the budget");
+        n += 1;
+    }
+}
+
+#[test]
+fn a_want_does_not_wait_for_a_transfer_that_is_full_of_what_nobody_takes() {
+    let WithTransfer { mut bench, peer, transfer, reader: _reader, .. } = with_transfer();
+    fill(&bench.transfers[0]);
+    want_ahead(&mut bench, 1);
+    assert_eq!(bench.transfers.len(), 1, "the first want waits for it, so that room is made");
+    brings(&mut bench, transfer, 0);
+    brings(&mut bench, transfer, 1);
+    want_ahead(&mut bench, 2);
+    assert_eq!(bench.transfers.len(), 2, "another transfer takes its place");
+    assert_eq!((bench.transfers[1].peer, bench.asked.iter().filter(|(_, want)| want.cid == cid(2)).count()), (peer, 0));
+    assert!(bench.transfers[0].state().has_ended() && !bench.transfers[1].state().has_ended());
+    want_ahead(&mut bench, 3);
+    assert_eq!(bench.transfers.len(), 2);
+}
+
+#[test]
+fn wants_move_on_when_the_peer_of_a_transfer_disconnects() {
+    let WithTransfer { mut bench, peer, other, reader: _reader, .. } = with_transfer();
+    bench.presence(other, 0, true);
+    bench.asked.clear();
+    bench.client.peer_disconnected(peer, bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
+    assert!(bench.transfers[0].state().has_ended());
+}
+
+#[test]
+fn a_transfer_ends_when_its_readers_have_left() {
+    let WithTransfer { mut bench, transfer, reader, .. } = with_transfer();
+    brings(&mut bench, transfer, 0);
+    bench.pass(Duration::from_secs(10));
+    assert!(!bench.transfers[0].state().has_ended(), "its reader may be slow");
+    drop(reader);
+    bench.pass(Duration::from_secs(3));
+    assert!(bench.transfers[0].state().has_ended());
+    bench.pass(Duration::from_secs(90));
+    assert!(bench.client.is_idle());
+}
+
+#[test]
+fn several_members_that_speak_the_protocol_send_parts_of_a_file() {
+    const MIB: u64 = 1024 * 1024;
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    let (first, second) = (bench.connect(true), bench.connect(false));
+    for peer in [first, second] {
+        bench.client.set_speaks_dag(peer, true);
+    }
+    let root = Cid::new_v1(codec::DAG_PB, *cid(0).hash());
+    let want = |bench: &mut Bench, n: u32, from: u64| {
+        let ahead = Some(Arc::new(ReadAhead::of_file(root, from, 100 * MIB)));
+        bench.client.want_ahead(bench.session(), cid(n), ahead, bench.now);
+        bench.drain();
+    };
+    want(&mut bench, 0, 0);
+    assert_eq!(bench.transfers.len(), 1);
+    assert!(bench.transfers[0].state().covers(&ReadAhead::of_file(root, 20 * MIB, 100 * MIB)));
+    // Another member: the first transfer brings what its budget allows, and parts of the rest are asked of both.
+    bench.presence(second, 0, true);
+    let first_transfer = bench.transfers[0].id;
+    brings(&mut bench, first_transfer, 0);
+    assert!(!bench.transfers[0].state().covers(&ReadAhead::of_file(root, 20 * MIB, 100 * MIB)));
+    for (n, from) in [(1, 20), (2, 24), (3, 28), (4, 32)] {
+        want(&mut bench, n, from * MIB);
+    }
+    let parts: Vec<_> = bench.transfers[1..].iter().map(|active| (active.peer, active.expected_bytes())).collect();
+    assert_eq!(parts.len(), 4);
+    assert!(parts.iter().all(|(_, bytes)| *bytes == Some(4 * MIB)), "{parts:?}");
+    assert!([first, second].iter().all(|peer| parts.iter().any(|(asked, _)| asked == peer)), "{parts:?}");
+    assert_eq!(bench.asked.iter().filter(|(_, entry)| entry.ask == Ask::Block).count(), 0);
 }

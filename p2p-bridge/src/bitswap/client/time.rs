@@ -51,6 +51,7 @@ impl Client {
         self.actions.extend(stalled.into_iter().map(Action::Stalled));
         self.failing.replace(due);
         self.fail_next(now);
+        self.check_transfers(now);
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         for id in ids {
             self.check_session(id, now);
@@ -84,7 +85,8 @@ impl Client {
                 self.hedge_budget -= 1.0;
             }
             self.metrics.hedges.inc();
-            self.ask(peer, key, true, now);
+            // A transfer for one late block would bring what another one brings.
+            self.request(peer, key, true, None, now);
         } else if matches!(hedge, Hedge::Stalled) && !want.probed_when_stalled {
             if let Some(want) = self.wants.get_mut(&key) {
                 want.probed_when_stalled = true;
@@ -132,7 +134,7 @@ impl Client {
             session.search = Search::Idle;
             self.actions.push_back(Action::StopSearch(id));
         }
-        if unused > self.config.linger {
+        if unused > self.config.linger && !self.planner.has_transfers(&id) {
             self.remove_session(id);
         }
     }

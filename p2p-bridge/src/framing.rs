@@ -1,4 +1,4 @@
-//! Length-prefixed frames on a Bitswap stream, read within memory budgets and timeouts.
+//! Length-prefixed frames on a stream of Bitswap or the DAG protocol, read within memory budgets and timeouts.
 //!
 //! Goals: a peer gets memory only for bytes that it has sent, and only while it makes progress. The declared length is
 //! only an upper bound; the buffer starts small and doubles as it fills. The frames of all connections share one budget
@@ -17,9 +17,10 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::message::MAX_MESSAGE_BYTES;
-use super::traffic::Traffic;
+use crate::traffic::Traffic;
 
+/// The maximum length of a received message, in bytes: the maximum that the Go implementation sends.
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 /// The initial size of the buffer, in bytes.
 const FIRST_ALLOCATION_BYTES: usize = 4 * 1024;
 /// Smaller frames do not count as progress of requested blocks: a peer with outstanding blocks may still send wants.
@@ -66,8 +67,15 @@ pub enum Frame {
 
 /// A frame's permits of its connection's budget and the shared one.
 pub struct Permits {
-    _connection: OwnedSemaphorePermit,
-    _memory: OwnedSemaphorePermit,
+    connection: OwnedSemaphorePermit,
+    memory: OwnedSemaphorePermit,
+}
+
+impl Permits {
+    /// The permit of the connection's budget, and that of the shared one.
+    pub fn split(self) -> (OwnedSemaphorePermit, OwnedSemaphorePermit) {
+        (self.connection, self.memory)
+    }
 }
 
 /// The memory budget of all connections' frames, in bytes. Clones share it.
@@ -93,10 +101,19 @@ impl Memory {
         Self { timeouts, ..Self::new(bytes) }
     }
 
-    async fn take(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
+    /// Takes bytes, and waits for them for a few seconds.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if they are not free by then.
+    pub async fn take(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
         let permits = u32::try_from(bytes).map_err(io::Error::other)?;
         let taken = timeout(self.timeouts.memory, Arc::clone(&self.bytes).acquire_many_owned(permits)).await;
         taken.map_err(|_| io::ErrorKind::OutOfMemory)?.map_err(io::Error::other)
+    }
+
+    /// The size of the budget, in bytes.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
     fn step_timeout(&self) -> Duration {
@@ -117,6 +134,11 @@ impl Budgets {
     /// The budgets of a new connection to a peer.
     pub fn new(memory: Memory, traffic: Arc<Traffic>) -> Self {
         Self { memory, connection: Arc::new(Semaphore::new(CONNECTION_BUDGET_BYTES)), traffic }
+    }
+
+    /// The state that the connections to the peer share.
+    pub fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
     }
 
     /// Reads the next frame.
@@ -166,7 +188,7 @@ impl Budgets {
                 Err(_) => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
-        Ok(Frame::Whole(buffer.into(), Permits { _connection: connection, _memory: memory }))
+        Ok(Frame::Whole(buffer.into(), Permits { connection, memory }))
     }
 
     async fn fill(

@@ -1,0 +1,211 @@
+//! Wants that are brought by transfers of the DAG protocol ([`crate::dag::client`]).
+//!
+//! A peer that speaks the protocol and is chosen for a want gets a request for all that the reader will need, in place of
+//! the wantlist entry. Further wants that a running transfer of the session brings count as requested from its peer, and
+//! no entry is sent. So what the client knows of its peers (outstanding bytes, rates, stalls) holds for both protocols,
+//! and hedged requests, which are entries always, go on as they do. A want that its transfer does not bring becomes an
+//! ordinary request at once.
+
+use super::state::{Request, Want};
+use super::{Action, BlockUse, Client};
+use crate::dag::client::active::{Context, TransferEnd};
+use crate::dag::client::planner::Planner;
+use crate::dag::message::{EndStatus, TransferId};
+use crate::wants::SessionId;
+use content::{BlockKey, Cid};
+use libp2p::PeerId;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A transfer that is awaited is given up when it has brought nothing for so many stall thresholds of its peer.
+const STALLS_MAX: u32 = 3;
+/// The least time without progress after which a transfer is given up.
+const STALLED_MIN: Duration = Duration::from_millis(750);
+
+impl Client {
+    /// Uses the DAG protocol.
+    pub fn use_transfers(&mut self, context: Arc<Context>) {
+        self.planner = Planner::new(context);
+    }
+
+    /// A connected peer speaks the DAG protocol, or does not any more.
+    pub fn set_speaks_dag(&mut self, peer: PeerId, speaks: bool) {
+        self.planner.set_speaks(peer, speaks && self.peers.contains_key(&peer));
+    }
+
+    /// Has a want wait for a running transfer that brings it; `false` if there is none.
+    pub(super) fn attach(&mut self, key: BlockKey, now: Instant) -> bool {
+        if !self.planner.is_used() {
+            return false;
+        }
+        let Some(want) = self.wants.get(&key).filter(|want| !want.is_untransferable) else { return false };
+        let ahead = want.ahead.as_ref().map(|(_, ahead)| &**ahead);
+        let found = want.sessions.iter().find_map(|session| self.planner.bringing(session, &key, ahead));
+        let Some((transfer, peer)) = found.filter(|(_, peer)| !want.denied.contains(peer)) else { return false };
+        self.request(peer, key, true, Some(transfer), now);
+        self.wants.get(&key).is_some_and(Want::is_requested)
+    }
+
+    /// Starts a transfer from the peer that is asked for a block, if it speaks the protocol and the reader needs more.
+    pub(super) fn start_transfer(&mut self, peer: PeerId, key: &BlockKey, now: Instant) -> Option<TransferId> {
+        let want = self.wants.get(key).filter(|want| !want.is_untransferable)?;
+        let (session, ahead) = want.ahead.clone()?;
+        let active = self.planner.start(session, peer, &ahead, self.is_shared(&session), now)?;
+        let transfer = active.id;
+        self.actions.push_back(Action::Transfer(active));
+        Some(transfer)
+    }
+
+    /// Whether several members of a session speak the DAG protocol.
+    fn is_shared(&self, session: &SessionId) -> bool {
+        let members = self.sessions.get(session).map_or(&[][..], |session| &session.members);
+        members.iter().filter(|peer| self.planner.speaks(peer)).count() > 1
+    }
+
+    /// A peer has become a member of a session. If it shares the work with another one, both are asked for parts.
+    pub(super) fn member_joined(&self, session: &SessionId, peer: &PeerId) {
+        if self.planner.speaks(peer) && self.is_shared(session) {
+            self.planner.share(session);
+        }
+    }
+
+    /// A transfer has brought a block, which was delivered or buffered.
+    pub fn transfer_received(&mut self, transfer: TransferId, key: BlockKey, bytes: usize, now: Instant) -> BlockUse {
+        let (Some(peer), Some(session_id)) = (self.planner.peer(transfer), self.planner.session(transfer)) else {
+            return if self.fulfilled(key, bytes, None, now) { BlockUse::Wanted } else { BlockUse::Duplicate };
+        };
+        self.planner.brought(transfer, now);
+        self.planner.detach(transfer, &key);
+        let request = self.wants.get(&key).and_then(|want| want.asked.iter().find(|request| request.peer == peer));
+        let asked = request.map(|request| (request.at, request.idle));
+        if let Some(peer_state) = self.peers.get_mut(&peer) {
+            if let Some((at, _)) = asked {
+                self.metrics.transfer_seconds.observe(now.saturating_duration_since(at).as_secs_f64());
+            }
+            let asked_at = asked.and_then(|(at, idle)| idle.then_some(at));
+            peer_state.delivered(bytes, asked_at, now);
+            peer_state.settle(&key, now);
+            // It may have been requested by an entry as well.
+            peer_state.expect_late(key);
+            peer_state.useful = Some(now);
+        }
+        if let Some(session) = self.sessions.get_mut(&session_id) {
+            session.received(bytes, now);
+            session.used = now;
+        }
+        self.planner.grow(transfer);
+        self.joined(session_id, peer, true, now);
+        let was_wanted = self.fulfilled(key, bytes, Some(peer), now);
+        self.fill(peer, now);
+        if was_wanted { BlockUse::Wanted } else { BlockUse::Duplicate }
+    }
+
+    /// A transfer will not bring a block that it has named: the next peer is asked.
+    pub fn transfer_lacks(&mut self, transfer: TransferId, cid: &Cid, now: Instant) {
+        let (Some(key), Some(peer)) = (BlockKey::of(cid), self.planner.peer(transfer)) else { return };
+        self.planner.progressed(transfer, now);
+        self.planner.detach(transfer, &key);
+        self.planner.lacks(transfer, now);
+        if self.waits_for(&key, transfer) {
+            self.deny(key, peer, now);
+        }
+    }
+
+    /// A block of a transfer was dropped here: it is requested by an entry.
+    pub fn transfer_dropped(&mut self, transfer: TransferId, cid: &Cid, now: Instant) {
+        let (Some(key), Some(peer)) = (BlockKey::of(cid), self.planner.peer(transfer)) else { return };
+        self.planner.progressed(transfer, now);
+        self.planner.detach(transfer, &key);
+        if self.waits_for(&key, transfer) {
+            self.release(key, peer, true, now);
+            self.assign(key, now);
+        }
+    }
+
+    /// A transfer has ended: the wants that waited for it become ordinary requests.
+    pub fn transfer_ended(&mut self, transfer: TransferId, end: &TransferEnd, now: Instant) {
+        let Some(peer) = self.planner.peer(transfer) else { return };
+        let mut wants = self.planner.ended(transfer, end, now);
+        wants.retain(|key| self.waits_for(key, transfer));
+        wants.sort_by_key(|key| self.wants.get(key).map(|want| want.order));
+        // The reader of a transfer whose budget was not renewed has come back.
+        let is_renewed = matches!(end, TransferEnd::Status(EndStatus::Budget)) && self.planner.has_brought(transfer);
+        let is_final = !is_renewed;
+        for key in &wants {
+            self.release(*key, peer, is_final, now);
+        }
+        for key in wants {
+            self.assign(key, now);
+        }
+    }
+
+    /// The peer of a transfer.
+    pub fn transfer_peer(&self, transfer: TransferId) -> Option<PeerId> {
+        self.planner.peer(transfer)
+    }
+
+    /// A peer sent an invalid block in a transfer. Its outstanding blocks are requested from others.
+    pub fn peer_lied(&mut self, peer: PeerId, now: Instant) {
+        self.sent_invalid_block(peer, now);
+    }
+
+    fn waits_for(&self, key: &BlockKey, transfer: TransferId) -> bool {
+        let requests = self.wants.get(key).into_iter().flat_map(|want| &want.asked);
+        requests.into_iter().any(|request| request.transfer == Some(transfer))
+    }
+
+    /// A want does not wait for a peer any more, which may be asked by an entry.
+    fn release(&mut self, key: BlockKey, peer: PeerId, is_final: bool, now: Instant) {
+        if let Some(peer_state) = self.peers.get_mut(&peer) {
+            peer_state.settle(&key, now);
+        }
+        let Some(want) = self.wants.get_mut(&key) else { return };
+        if let Some(transfer) = want.discard_answers(&peer) {
+            self.planner.detach(transfer, &key);
+        }
+        want.is_untransferable |= is_final;
+        if !want.is_requested() {
+            for id in &want.sessions {
+                if let Some(session) = self.sessions.get_mut(id) {
+                    session.queued.insert(want.order, key);
+                }
+            }
+        }
+    }
+
+    /// A request has ended: it does not wait for its transfer any more.
+    pub(super) fn detach(&mut self, request: &Request, key: &BlockKey) {
+        if let Some(transfer) = request.transfer {
+            self.planner.detach(transfer, key);
+        }
+    }
+
+    /// Gives up transfers that stall, makes room in those that are full of what nobody takes, and ends those without
+    /// readers.
+    pub(super) fn check_transfers(&mut self, now: Instant) {
+        if !self.planner.is_used() {
+            return;
+        }
+        for (peer, at) in self.planner.received_at() {
+            self.peer_progressed(peer, at);
+        }
+        let awaited: Vec<(TransferId, PeerId, Instant)> = self.planner.awaited().collect();
+        for (transfer, peer, progress) in awaited {
+            let Some(peer_state) = self.peers.get(&peer) else { continue };
+            let threshold = (peer_state.link.stall_threshold() * STALLS_MAX).max(STALLED_MIN);
+            let silent = now.saturating_duration_since(progress);
+            // A large block may take long over a slow link.
+            let receives = !peer_state.link.is_stalled(now) && silent < self.config.stall_timeout / 2;
+            if silent < threshold || receives {
+                continue;
+            }
+            if !self.planner.make_room(transfer) {
+                self.planner.give_up(transfer);
+            } else {
+                self.planner.progressed(transfer, now);
+            }
+        }
+        let sessions = &self.sessions;
+        self.planner.sweep(|id| sessions.get(id).is_some_and(|session| !session.wants.is_empty()), now);
+    }
+}

@@ -1,0 +1,771 @@
+//! [`ActiveTransfer`]: a transfer whose streams are open: reads answers, verifies blocks, and delivers them.
+//!
+//! Each stream is read by a task of its own, and blocks are verified by further ones, so that neither decryption on the
+//! connection's task nor hashing limits a transfer to one processor. A block is delivered to its waiters, or else
+//! buffered ([`Pushed`]).
+//!
+//! Memory: a frame takes its bytes from the connection's and the network's budgets before it is read
+//! ([`crate::framing`]), and a packed block takes those of the block before it is unpacked.
+
+use super::metrics::{BlockForm, Metrics};
+use super::pushed::{Pushed, Readers};
+use super::transfer::{Arrival, Expanded, Payload, Transfer, Verify, Violation, children, has_links};
+use crate::dag::fragments::Reassembly;
+use crate::dag::message::{ANSWER_BYTES_MAX, Answer, Control, EndStatus, Opening, Request, TransferId};
+use crate::framing::{Budgets, Frame, Memory};
+use crate::network_policy::NetworkPolicy;
+use crate::observers::BlockTransport;
+use crate::traffic::Traffic;
+use crate::wants::{SessionId, Wants};
+use bytes::Bytes;
+use content::budget::{Budget, Share};
+use content::scope::Child;
+use content::{Block, BlockError, BlockKey, Cid, UnpackError};
+use futures::future::{Either, select};
+use futures::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use libp2p::PeerId;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How long writing a message of the asker may take.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the further streams may take to end after the first one has reported the end, while nothing is received.
+/// Shorter in tests.
+const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 5 });
+/// The same while bytes are received: a server may take as long to write what its streams have taken.
+const STREAMS_END_MAX: Duration = Duration::from_secs(300);
+/// How far a reader may be from the order in which blocks are sent, in bytes: more than its window.
+const READER_BYTES_MAX: u64 = 12 * 1024 * 1024;
+/// The names of the blocks of all transfers take as much as one part in so many of the memory of messages, in addition.
+const NAMES_PART: usize = 4;
+/// The maximum number of streams of one transfer.
+pub const STREAMS_MAX: usize = 16;
+/// What a new stream carries in its first round trip: the initial window of yamux.
+const STREAM_BYTES: u64 = 256 * 1024;
+
+/// What transfers share.
+pub struct Context {
+    /// The waiters for blocks.
+    pub wants: Arc<Wants>,
+    /// The buffered blocks.
+    pub pushed: Arc<Pushed>,
+    /// The readers of sessions.
+    pub readers: Arc<Readers>,
+    /// What is not fetched.
+    pub policy: NetworkPolicy,
+    /// The memory of the network's messages.
+    pub memory: Memory,
+    /// The memory of the names of blocks, as of [`names_budget`].
+    pub names: Arc<Budget>,
+    /// Where transfers report.
+    pub events: mpsc::UnboundedSender<TransferEvent>,
+    /// The metrics.
+    pub metrics: Metrics,
+}
+
+/// The budget of the names of blocks of all transfers: a part of the memory of messages.
+pub fn names_budget(memory: &Memory) -> Arc<Budget> {
+    Arc::new(Budget::new(memory.bytes_max() / NAMES_PART))
+}
+
+/// An event of a transfer, for the client.
+#[derive(Debug)]
+pub enum TransferEvent {
+    /// A block was verified, and delivered or buffered.
+    Received {
+        /// The transfer.
+        transfer: TransferId,
+        /// The block.
+        key: BlockKey,
+        /// Its size.
+        bytes: usize,
+    },
+    /// The server does not have a named block.
+    Absent {
+        /// The transfer.
+        transfer: TransferId,
+        /// The block.
+        cid: Cid,
+    },
+    /// A named block was dropped here, for lack of memory.
+    Dropped {
+        /// The transfer.
+        transfer: TransferId,
+        /// The block.
+        cid: Cid,
+    },
+    /// A connected peer speaks the protocol, or does not any more.
+    Speaks {
+        /// The peer.
+        peer: PeerId,
+        /// Whether it does.
+        speaks: bool,
+    },
+    /// The transfer has ended. All its blocks were reported before.
+    Ended {
+        /// The transfer.
+        transfer: TransferId,
+        /// How.
+        end: TransferEnd,
+    },
+}
+
+/// How a transfer has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TransferEnd {
+    /// The server has reported its end.
+    Status(EndStatus),
+    /// Its streams cannot be opened, or have failed.
+    Lost,
+    /// The peer stopped in the middle of a message, or does not read.
+    Stalled,
+    /// The peer sent nothing of what was awaited.
+    GivenUp,
+    /// It has more blocks than are recorded. The rest can be requested again.
+    TooManyBlocks,
+    /// A block with others below it was dropped here, so that what follows is not known.
+    NamesLost,
+    /// The peer sent a block whose hash does not match.
+    InvalidBlock,
+    /// The peer violated the protocol.
+    Fault(String),
+    /// It was cancelled here.
+    Cancelled,
+}
+
+/// The blocks that a transfer has buffered.
+#[derive(Debug, Default)]
+struct Buffered {
+    /// Blocks without children, in the order in which readers take them. Some may have been taken.
+    leaves: BTreeMap<Place, BlockKey>,
+    /// Other blocks, which are sent long before a reader needs them.
+    inner: VecDeque<BlockKey>,
+    /// The bytes of all blocks that were received.
+    received_bytes: u64,
+    /// The blocks that were received.
+    received: u64,
+    /// The furthest place of a block that a reader has taken.
+    taken: u64,
+}
+
+impl Buffered {
+    /// The next block to make room: one that readers have passed, or else the one that they need last.
+    fn evicted(&mut self) -> Option<BlockKey> {
+        let is_passed = self.leaves.first_key_value().is_some_and(|(place, _)| place.at < self.taken);
+        let leaf = if is_passed { self.leaves.pop_first() } else { self.leaves.pop_last() };
+        leaf.map(|(_, key)| key).or_else(|| self.inner.pop_front())
+    }
+}
+
+/// Where a block without children is in the order of the readers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Where it begins in its file; or else the bytes that were received up to it, which is about the same order.
+    at: u64,
+    /// How far readers may have passed it before it is dropped, in bytes.
+    lag: u64,
+    /// Distinguishes blocks of the same place.
+    number: u64,
+}
+
+/// A transfer and its streams. See the module's documentation.
+pub struct ActiveTransfer {
+    /// Its number.
+    pub id: TransferId,
+    /// The peer that is asked.
+    pub peer: PeerId,
+    /// The session that it is for.
+    pub session: SessionId,
+    context: Arc<Context>,
+    request: Request,
+    state: Mutex<Transfer>,
+    /// The memory of the names of its blocks.
+    names: Mutex<Share>,
+    /// The blocks that were buffered.
+    buffered: Mutex<Buffered>,
+    /// Control messages besides credit.
+    skips: Mutex<VecDeque<Cid>>,
+    /// Wakes the writer.
+    control: Notify,
+    cancelled: CancellationToken,
+    verifying: TaskTracker,
+    /// The further streams.
+    joined: TaskTracker,
+    streams: AtomicUsize,
+    /// The number of messages that were received.
+    messages: AtomicUsize,
+    /// Where further streams are requested.
+    widen: Mutex<Option<mpsc::UnboundedSender<Arc<ActiveTransfer>>>>,
+    has_reported_end: AtomicBool,
+    /// Answers of which some fragments have arrived.
+    fragments: Mutex<Reassembly<OwnedSemaphorePermit>>,
+    /// Whether the server has reported the end.
+    has_answered: AtomicBool,
+    /// The traffic of its connection, once it has one.
+    traffic: Mutex<Option<Arc<Traffic>>>,
+}
+
+impl fmt::Debug for ActiveTransfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActiveTransfer").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that holds one of these locks can leave its value half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ActiveTransfer {
+    /// A transfer that is to be started.
+    pub fn new(context: Arc<Context>, peer: PeerId, session: SessionId, request: Request) -> Arc<Self> {
+        Arc::new(Self {
+            id: request.transfer,
+            peer,
+            session,
+            names: Mutex::new(Share::of(Some(Arc::clone(&context.names)))),
+            context,
+            state: Mutex::new(Transfer::new(&request)),
+            request,
+            buffered: Mutex::default(),
+            skips: Mutex::default(),
+            control: Notify::new(),
+            cancelled: CancellationToken::new(),
+            verifying: TaskTracker::new(),
+            joined: TaskTracker::new(),
+            streams: AtomicUsize::new(1),
+            messages: AtomicUsize::new(0),
+            widen: Mutex::default(),
+            has_reported_end: AtomicBool::new(false),
+            fragments: Mutex::default(),
+            has_answered: AtomicBool::new(false),
+            traffic: Mutex::default(),
+        })
+    }
+
+    /// Its state.
+    pub fn state(&self) -> MutexGuard<'_, Transfer> {
+        lock(&self.state)
+    }
+
+    /// The window, which is reserved while the transfer is active.
+    pub fn window_bytes(&self) -> u64 {
+        self.state().window_bytes()
+    }
+
+    /// The bytes of the file that it is for, if they are known.
+    pub fn expected_bytes(&self) -> Option<u64> {
+        self.state().expected_bytes()
+    }
+
+    /// Widens the window, for which credit is given.
+    pub fn widen_window(&self, bytes: u64) {
+        self.state().widen_window(bytes);
+        self.control.notify_one();
+    }
+
+    /// Bytes that were received are not kept any more: gives credit if it is due.
+    pub fn release(&self, budget_bytes: u64) {
+        self.state().release(budget_bytes);
+        self.control.notify_one();
+    }
+
+    /// Tells the server that a subtree is not needed.
+    pub fn skip(&self, cid: Cid) {
+        lock(&self.skips).push_back(cid);
+        self.control.notify_one();
+    }
+
+    /// Ends the transfer: its streams are reset.
+    pub fn cancel(&self) {
+        self.state().stop();
+        self.cancelled.cancel();
+        self.report_end(TransferEnd::Cancelled);
+    }
+
+    /// Ends the transfer because it brings nothing.
+    pub fn give_up(&self) {
+        self.fail(TransferEnd::GivenUp);
+    }
+
+    /// When the peer last sent bytes, on a stream of any transfer.
+    pub fn received_at(&self) -> Option<Instant> {
+        lock(&self.traffic).as_ref().and_then(|traffic| traffic.received_at())
+    }
+
+    /// Whether blocks are buffered, some of which may have been taken.
+    pub fn has_buffered(&self) -> bool {
+        let mut buffered = lock(&self.buffered);
+        let holds = |key: &BlockKey| self.context.pushed.holds_of(key, self);
+        while buffered.leaves.first_key_value().is_some_and(|(_, key)| !holds(key)) {
+            buffered.leaves.pop_first();
+        }
+        while buffered.inner.front().is_some_and(|key| !holds(key)) {
+            buffered.inner.pop_front();
+        }
+        !buffered.leaves.is_empty() || !buffered.inner.is_empty()
+    }
+
+    /// Drops buffered blocks until these bytes of the budget are released.
+    pub fn evict(&self, bytes: u64) {
+        let mut evicted = 0;
+        while evicted < bytes {
+            let Some(key) = lock(&self.buffered).evicted() else { break };
+            evicted += self.drop_buffered(&key);
+        }
+    }
+
+    /// Drops a buffered block; returns its size, or zero if it was taken.
+    fn drop_buffered(&self, key: &BlockKey) -> u64 {
+        let Some(block) = self.context.pushed.remove_of(key, self) else { return 0 };
+        self.context.metrics.dropped_blocks.inc();
+        block.data().len() as u64
+    }
+
+    /// A reader has taken a block. Readers take blocks in order, so those that precede it by far are not needed: they are
+    /// stored already.
+    pub fn read_up_to(&self, place: Place) {
+        loop {
+            let key = {
+                let mut buffered = lock(&self.buffered);
+                buffered.taken = buffered.taken.max(place.at);
+                match buffered.leaves.first_entry() {
+                    Some(first) if first.key().at.saturating_add(first.key().lag) < place.at => first.remove(),
+                    _ => return,
+                }
+            };
+            self.drop_buffered(&key);
+        }
+    }
+
+    /// The place of a block that was received, of so many bytes, which begins at `offset` of its file if it is a part of one.
+    ///
+    /// Blocks arrive over several streams, so that one that is late in its file may be received long before those that
+    /// precede it: as much as the window. If there is no offset, that has to be waited for.
+    fn place(&self, bytes: u64, offset: Option<u64>) -> Place {
+        let window = self.window_bytes();
+        let mut buffered = lock(&self.buffered);
+        buffered.received_bytes += bytes;
+        buffered.received += 1;
+        let number = buffered.received;
+        match offset {
+            Some(at) => Place { at, lag: READER_BYTES_MAX.min(window / 2), number },
+            None => Place { at: buffered.received_bytes, lag: window, number },
+        }
+    }
+
+    fn report(&self, event: TransferEvent) {
+        // The swarm task may have ended.
+        let _ = self.context.events.send(event);
+    }
+
+    fn report_end(&self, end: TransferEnd) {
+        // A transfer may be kept for what it has buffered, but no memory for what is incomplete, or was to follow.
+        *lock(&self.fragments) = Reassembly::default();
+        self.reserve_names();
+        if !self.has_reported_end.swap(true, Ordering::Relaxed) {
+            self.report(TransferEvent::Ended { transfer: self.id, end });
+        }
+    }
+
+    /// Its first stream cannot be opened, or is gone.
+    pub fn lost(&self) {
+        self.fail(TransferEnd::Lost);
+    }
+
+    /// Asks on the first stream, and reads its answers until the end. `widen` opens further streams.
+    pub async fn run_first<S>(
+        self: Arc<Self>,
+        stream: S,
+        budgets: Budgets,
+        widen: mpsc::UnboundedSender<Arc<ActiveTransfer>>,
+    ) where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        // The task is aborted when the connection ends.
+        let _lost = LostWhenDropped(Arc::clone(&self));
+        budgets.traffic().record_request();
+        *lock(&self.traffic) = Some(Arc::clone(budgets.traffic()));
+        *lock(&self.widen) = Some(widen);
+        let known = super::transfer::expected_bytes(&self.request.scope, None);
+        self.widen_for(known.unwrap_or_default());
+        let end = {
+            let running = pin!(self.converse(stream, budgets));
+            let cancelled = pin!(self.cancelled.cancelled());
+            match select(running, cancelled).await {
+                Either::Left((end, _)) => end,
+                Either::Right(_) => TransferEnd::Cancelled,
+            }
+        };
+        *lock(&self.widen) = None;
+        let end = self.finish(end).await;
+        self.report_end(end);
+    }
+
+    /// Waits for the other streams, and for the blocks that are being verified.
+    async fn finish(&self, end: TransferEnd) -> TransferEnd {
+        self.joined.close();
+        let complete = matches!(end, TransferEnd::Status(_));
+        if !complete || !self.further_streams_end().await {
+            self.cancelled.cancel();
+            self.joined.wait().await;
+        }
+        self.verifying.close();
+        self.verifying.wait().await;
+        let mut state = self.state();
+        let status = if let TransferEnd::Status(status) = end { status } else { EndStatus::Failed };
+        match state.end(status) {
+            Err(violation) => violated(violation),
+            Ok(()) => end,
+        }
+    }
+
+    /// Waits for the further streams, which the end overtakes over QUIC; `false` if they do not end.
+    async fn further_streams_end(&self) -> bool {
+        let deadline = Instant::now() + STREAMS_END_MAX;
+        let received = || (self.messages.load(Ordering::Relaxed), self.received_at());
+        let mut before = received();
+        while tokio::time::timeout(STREAMS_END_TIMEOUT, self.joined.wait()).await.is_err() {
+            let now = received();
+            if now == before || Instant::now() >= deadline {
+                return false;
+            }
+            before = now;
+        }
+        true
+    }
+
+    async fn converse<S>(self: &Arc<Self>, mut stream: S, budgets: Budgets) -> TransferEnd
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let opening = Opening::Request(self.request.clone()).encode();
+        if write_all(&mut stream, opening).await.is_err() {
+            return TransferEnd::Lost;
+        }
+        let (mut reader, mut writer) = stream.split();
+        let reading = pin!(self.read(&mut reader, &budgets));
+        let writing = pin!(self.write(&mut writer));
+        match select(reading, writing).await {
+            // The server may close the stream without its end.
+            Either::Left((end, _)) => end.unwrap_or(TransferEnd::Lost),
+            Either::Right((error, reading)) => {
+                // What was sent before is read.
+                match tokio::time::timeout(Duration::ZERO, reading).await {
+                    Ok(Some(end)) => end,
+                    _ if error.kind() == io::ErrorKind::TimedOut => TransferEnd::Stalled,
+                    _ => TransferEnd::Lost,
+                }
+            }
+        }
+    }
+
+    /// Adds a stream, and reads its answers.
+    pub async fn run_joined<S>(self: Arc<Self>, mut stream: S, budgets: Budgets)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let token = self.joined.token();
+        let reading = async {
+            // A stream that the server declines carries nothing.
+            write_all(&mut stream, Opening::Join(self.id).encode()).await.ok()?;
+            self.read(&mut stream, &budgets).await
+        };
+        let end = match select(pin!(reading), pin!(self.cancelled.cancelled())).await {
+            Either::Left((end, _)) => end,
+            Either::Right(_) => None,
+        };
+        drop(token);
+        match end {
+            // Only the first stream has an end.
+            Some(TransferEnd::Status(_)) => self.fail(TransferEnd::Fault("an end on a further stream".to_owned())),
+            // What the stream had carried is requested otherwise when the transfer ends.
+            Some(TransferEnd::Lost) if self.has_answered.load(Ordering::Relaxed) => {}
+            Some(end) => self.fail(end),
+            None => {}
+        }
+    }
+
+    /// Ends the transfer with an error.
+    fn fail(&self, end: TransferEnd) {
+        self.state().stop();
+        self.report_end(end);
+        self.cancelled.cancel();
+    }
+
+    /// Writes credit and other control messages until the stream fails.
+    async fn write<S: AsyncWrite + Unpin>(&self, stream: &mut S) -> io::Error {
+        loop {
+            let credit = self.state().credit();
+            let skips: Vec<Cid> = lock(&self.skips).drain(..).collect();
+            let controls = credit.map(Control::Credit).into_iter().chain(skips.into_iter().map(Control::Skip));
+            let messages: Vec<Bytes> = controls.flat_map(|control| control.encode()).collect();
+            if messages.is_empty() {
+                self.control.notified().await;
+            } else {
+                if let Some(traffic) = &*lock(&self.traffic) {
+                    // Large messages are expected for as long as credit is given.
+                    traffic.record_request();
+                }
+                if let Err(error) = write_all(stream, messages).await {
+                    return error;
+                }
+            }
+        }
+    }
+
+    /// Reads answers until the stream or the transfer ends; `None` at the end of the stream.
+    async fn read<S: AsyncRead + Unpin>(self: &Arc<Self>, stream: &mut S, budgets: &Budgets) -> Option<TransferEnd> {
+        loop {
+            let (frame, permits) = match budgets.read_frame(stream).await {
+                Ok(Frame::Whole(frame, permits)) => (frame, permits),
+                Ok(Frame::End) => return None,
+                Ok(Frame::Stalled | Frame::Unsolicited) => return Some(TransferEnd::Stalled),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Some(TransferEnd::Fault(error.to_string()));
+                }
+                Err(_) => return Some(TransferEnd::Lost),
+            };
+            self.messages.fetch_add(1, Ordering::Relaxed);
+            if frame.len() > ANSWER_BYTES_MAX {
+                return Some(TransferEnd::Fault(format!("a message of {} bytes", frame.len())));
+            }
+            let (of_connection, memory) = permits.split();
+            let (answer, memory) = match self.decode(frame, memory) {
+                Ok(Some(decoded)) => decoded,
+                Ok(None) => continue,
+                Err(reason) => return Some(TransferEnd::Fault(reason)),
+            };
+            let arrival = self.state().arrived(answer, Some(memory));
+            match arrival {
+                Ok(Arrival::Verify(verify)) => self.spawn_verify(*verify, Some(of_connection)),
+                Ok(Arrival::Nothing) => {}
+                Ok(Arrival::Absent(cid)) => self.report(TransferEvent::Absent { transfer: self.id, cid }),
+                Ok(Arrival::End(status)) => {
+                    self.has_answered.store(true, Ordering::Relaxed);
+                    return Some(TransferEnd::Status(status));
+                }
+                Err(violation) => return Some(violated(violation)),
+            }
+            // What was dropped is given back as credit.
+            self.control.notify_one();
+        }
+    }
+
+    /// The answer in a frame, or the one that a fragment completes, with its memory.
+    fn decode(
+        &self,
+        frame: Bytes,
+        memory: OwnedSemaphorePermit,
+    ) -> Result<Option<(Answer, OwnedSemaphorePermit)>, String> {
+        let fragment = match Answer::decode(frame).map_err(|error| error.to_string())? {
+            Answer::Fragment(fragment) => fragment,
+            answer => return Ok(Some((answer, memory))),
+        };
+        let bytes_max = self.window_bytes() as usize + ANSWER_BYTES_MAX;
+        let complete = {
+            let mut fragments = lock(&self.fragments);
+            let complete = fragments.push(fragment, memory).map_err(|error| error.to_string())?;
+            if fragments.bytes() > bytes_max {
+                return Err(Violation::OverBudget.to_string());
+            }
+            complete
+        };
+        let Some((message, permits)) = complete else { return Ok(None) };
+        let merged = permits.into_iter().reduce(|mut all, permit| {
+            all.merge(permit);
+            all
+        });
+        let answer = Answer::decode(message).map_err(|error| error.to_string())?;
+        Ok(merged.map(|memory| (answer, memory)))
+    }
+
+    fn spawn_verify(self: &Arc<Self>, verify: Verify, of_connection: Option<OwnedSemaphorePermit>) {
+        let this = Arc::clone(self);
+        self.verifying.spawn(async move {
+            this.verify(verify).await;
+            drop(of_connection);
+        });
+    }
+
+    /// Verifies a block, delivers it, and verifies what was waiting for it.
+    async fn verify(self: &Arc<Self>, mut verify: Verify) {
+        let mut memory: Vec<OwnedSemaphorePermit> = verify.memory.take().into_iter().collect();
+        let (cid, budget_bytes) = (verify.cid, verify.budget_bytes);
+        let form = match &verify.payload {
+            Payload::Plain(_) => BlockForm::Plain,
+            Payload::Packed(stored) => {
+                match self.context.memory.take(stored.shape().block_bytes()).await {
+                    Ok(permit) => memory.push(permit),
+                    Err(_) => return self.drop_unverified(&verify),
+                }
+                BlockForm::Packed
+            }
+        };
+        // What arrived before the stream was closed is verified, so that a lie is found.
+        if self.has_reported_end.load(Ordering::Relaxed) {
+            return;
+        }
+        let wire_bytes = verify.payload.wire_bytes();
+        let block = match verify.take_payload() {
+            Payload::Plain(data) => Block::verify(cid, data).map_err(UnpackError::from),
+            Payload::Packed(stored) => Block::verify_stored(cid, stored),
+        };
+        let block = match block {
+            Ok(block) => block,
+            Err(UnpackError::Block(BlockError::Mismatch { .. })) => return self.fail(TransferEnd::InvalidBlock),
+            Err(error) => return self.fail(TransferEnd::Fault(error.to_string())),
+        };
+        self.context.metrics.received(form, block.data().len(), wire_bytes);
+        let mut children = children(&verify, &block);
+        let is_leaf = children.is_empty();
+        self.refuse(&mut children);
+        // Its children are named before a reader can request them.
+        let expanded = self.state().verified(&verify, &block, &children);
+        let has_room = self.reserve_names();
+        let place = self.place(block.data().len() as u64, verify.offset());
+        self.deliver(block, is_leaf, place, budget_bytes, memory);
+        match expanded {
+            Ok(Expanded { verify, absent, dropped }) if has_room => {
+                verify.into_iter().for_each(|verify| self.spawn_verify(verify, None));
+                let transfer = self.id;
+                absent.into_iter().for_each(|cid| self.report(TransferEvent::Absent { transfer, cid }));
+                let loses_names = dropped.iter().any(has_links);
+                dropped.into_iter().for_each(|cid| self.report(TransferEvent::Dropped { transfer, cid }));
+                if loses_names {
+                    return self.fail(TransferEnd::NamesLost);
+                }
+            }
+            Ok(_) | Err(_) => return self.fail(TransferEnd::TooManyBlocks),
+        }
+        let expected = self.state().expected_bytes();
+        expected.into_iter().for_each(|bytes| self.widen_for(bytes));
+    }
+
+    /// Reserves the memory of the names of its blocks; `false` if there is not enough.
+    fn reserve_names(&self) -> bool {
+        let state = self.state();
+        lock(&self.names).resize(state.names_bytes())
+    }
+
+    /// Removes children that the policy refuses, which the server is told to skip.
+    fn refuse(&self, children: &mut Vec<Child>) {
+        let is_refused = |child: &mut Child| self.context.policy.check(&child.cid).is_err();
+        let refused: Vec<Child> = children.extract_if(.., is_refused).collect();
+        if !refused.is_empty() {
+            let skipped = self.state().refuse(&refused);
+            lock(&self.skips).extend(skipped);
+            self.control.notify_one();
+        }
+    }
+
+    /// Drops a block for lack of memory: it is fetched otherwise.
+    fn drop_unverified(&self, verify: &Verify) {
+        self.context.metrics.dropped_blocks.inc();
+        self.state().dropped(verify);
+        self.report(TransferEvent::Dropped { transfer: self.id, cid: verify.cid });
+        if has_links(&verify.cid) {
+            // What follows it cannot be told from what was not requested.
+            return self.fail(TransferEnd::NamesLost);
+        }
+        self.control.notify_one();
+    }
+
+    fn deliver(
+        self: &Arc<Self>,
+        block: Block,
+        is_leaf: bool,
+        place: Place,
+        budget_bytes: u64,
+        memory: Vec<OwnedSemaphorePermit>,
+    ) {
+        let Some(key) = block.key() else { return };
+        let bytes = block.data().len();
+        let Context { wants, pushed, .. } = &*self.context;
+        if wants.deliver(&block, BlockTransport::Dag) {
+            self.release(budget_bytes);
+            if is_leaf {
+                self.read_up_to(place);
+            }
+        } else if pushed.insert(key, block, Arc::downgrade(self), (budget_bytes, is_leaf.then_some(place)), memory) {
+            let mut buffered = lock(&self.buffered);
+            match is_leaf {
+                true => _ = buffered.leaves.insert(place, key),
+                false => buffered.inner.push_back(key),
+            }
+            drop(buffered);
+            // A reader that has looked for it in between registered before it looked again.
+            if wants.is_awaited(&key)
+                && let Some(block) = pushed.remove(&key)
+            {
+                wants.deliver(&block, BlockTransport::Dag);
+            }
+        } else {
+            self.release(budget_bytes);
+        }
+        self.report(TransferEvent::Received { transfer: self.id, key, bytes });
+    }
+
+    /// Requests as many streams as so many bytes need.
+    fn widen_for(self: &Arc<Self>, bytes: u64) {
+        let needed = usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(STREAMS_MAX).min(STREAMS_MAX);
+        let open = self.streams.fetch_max(needed, Ordering::Relaxed);
+        let widen = lock(&self.widen);
+        if let Some(widen) = widen.as_ref() {
+            for _ in open..needed {
+                // The connection may have ended.
+                let _ = widen.send(Arc::clone(self));
+            }
+        }
+    }
+}
+
+/// A transfer that ends as lost when this is dropped, unless it has ended. It is owned by what stands for its first
+/// stream: the request to open it, and then the task that reads it. So a transfer whose connection is gone ends at once.
+#[derive(Debug)]
+pub struct LostWhenDropped(pub Arc<ActiveTransfer>);
+
+impl Drop for LostWhenDropped {
+    fn drop(&mut self) {
+        self.0.lost();
+    }
+}
+
+impl Drop for ActiveTransfer {
+    /// Drops what is buffered.
+    fn drop(&mut self) {
+        let Buffered { leaves, inner, .. } = std::mem::take(&mut *lock(&self.buffered));
+        for key in leaves.into_values().chain(inner) {
+            self.context.pushed.remove_of(&key, self);
+        }
+    }
+}
+
+fn violated(violation: Violation) -> TransferEnd {
+    match violation {
+        Violation::Unnamed => TransferEnd::NamesLost,
+        Violation::OverBudget | Violation::Unsolicited => TransferEnd::Fault(violation.to_string()),
+    }
+}
+
+async fn write_all<S: AsyncWrite + Unpin>(stream: &mut S, parts: Vec<Bytes>) -> io::Result<()> {
+    let writing = async {
+        for part in parts {
+            stream.write_all(&part).await?;
+        }
+        stream.flush().await
+    };
+    tokio::time::timeout(WRITE_TIMEOUT, writing).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+#[cfg(test)]
+#[path = "active_tests.rs"]
+mod tests;

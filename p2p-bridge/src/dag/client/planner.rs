@@ -1,0 +1,453 @@
+//! [`Planner`]: the running transfers of all sessions, and when another one may be started.
+//!
+//! Without I/O and clock. It decides nothing about peers: [`crate::bitswap::client`] chooses a peer for a want, and asks
+//! here whether a transfer brings the block, or can be started.
+//!
+//! The windows of all transfers are reserved from one budget, a part of the network's memory.
+
+use super::active::{ActiveTransfer, Context, TransferEnd};
+use super::metrics::EndKind;
+use super::transfer::{CREDIT_PART, Prospect, expected_bytes};
+use crate::dag::message::{BUDGET_BYTES_MAX, BUDGET_BYTES_MIN, EndStatus, Request, TransferId};
+use crate::recent::{Recent, recent};
+use crate::wants::SessionId;
+use content::scope::{EntityBytes, ScopeOptions};
+use content::{BlockKey, Cid, ReadAhead};
+use libp2p::PeerId;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The part of the network's memory that the windows of transfers may take: unpacked and packed, a block takes twice its
+/// size at most.
+const MEMORY_PART: u64 = 4;
+/// The smallest window of a transfer, in bytes: a block of the maximum size fits when a part that is too small to be given
+/// as credit is used.
+const WINDOW_BYTES_MIN: u64 = (2 * 1024 + 192) * 1024;
+const _: () = assert!(
+    WINDOW_BYTES_MIN - WINDOW_BYTES_MIN / CREDIT_PART >= BUDGET_BYTES_MIN,
+    "a server waits for credit that is never given"
+);
+/// The window of a transfer of unknown size, in bytes, while less than half of the budget is used.
+const WINDOW_BYTES_START: u64 = 8 * 1024 * 1024;
+/// The length of the parts of a file that several peers send: less than a reader's window, so that several are under way.
+const STRIPE_BYTES: i64 = 4 * 1024 * 1024;
+/// The maximum number of running transfers of a session, of a peer, and in all.
+const PER_SESSION_MAX: usize = 32;
+const PER_PEER_MAX: usize = 48;
+const RUNNING_MAX: usize = 256;
+/// The maximum number of pairs of a session and a peer that are not asked for transfers for a while.
+const RESTING_MAX: usize = 4_096;
+/// How long a peer is not asked after it has refused, or has failed.
+const REST_REFUSED: Duration = Duration::from_secs(60);
+/// The same after it had too many transfers.
+const REST_BUSY: Duration = Duration::from_secs(2);
+/// How long a peer that lacks a part of a DAG is asked for its blocks by Bitswap: each further transfer would begin with
+/// what was missing before.
+const REST_LACKING: Duration = Duration::from_secs(10);
+/// How long a transfer whose session has no readers goes on.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A running transfer.
+struct Running {
+    active: Arc<ActiveTransfer>,
+    /// The wants that wait for it.
+    wants: HashSet<BlockKey>,
+    /// When it last brought a block.
+    progress: Instant,
+    /// Whether it has brought any.
+    has_brought: bool,
+    /// Since when its session has no readers.
+    unread_since: Option<Instant>,
+    /// Whether it has ended, and is kept for what is buffered.
+    has_ended: bool,
+}
+
+impl Running {
+    /// Whether nothing more is sent until readers take what is buffered, for which no want waits.
+    fn is_full_of_unawaited(&self) -> bool {
+        !self.has_ended && self.wants.is_empty() && self.active.state().is_full()
+    }
+}
+
+/// The running transfers. See the module's documentation.
+pub struct Planner {
+    /// `None`: transfers are not used.
+    context: Option<Arc<Context>>,
+    /// The connected peers that speak the protocol.
+    speakers: HashSet<PeerId>,
+    transfers: HashMap<TransferId, Running>,
+    /// For one session, or for all.
+    resting: Recent<(Option<SessionId>, PeerId), Instant>,
+    next_id: u64,
+    reserved_bytes: u64,
+}
+
+impl Default for Planner {
+    fn default() -> Self {
+        Self {
+            context: None,
+            speakers: HashSet::new(),
+            transfers: HashMap::new(),
+            resting: recent(RESTING_MAX),
+            next_id: 0,
+            reserved_bytes: 0,
+        }
+    }
+}
+
+impl Planner {
+    /// A planner that starts transfers.
+    pub fn new(context: Arc<Context>) -> Self {
+        Self { context: Some(context), ..Self::default() }
+    }
+
+    /// A peer speaks the protocol, or does not any more.
+    pub fn set_speaks(&mut self, peer: PeerId, speaks: bool) {
+        if speaks && self.context.is_some() {
+            self.speakers.insert(peer);
+        } else {
+            self.speakers.remove(&peer);
+        }
+    }
+
+    /// Whether transfers can be asked of any peer.
+    pub fn is_used(&self) -> bool {
+        !self.speakers.is_empty() || !self.transfers.is_empty()
+    }
+
+    /// Whether there are transfers, running or buffered.
+    pub fn has_any(&self) -> bool {
+        !self.transfers.is_empty()
+    }
+
+    /// The peer of a transfer.
+    pub fn peer(&self, id: TransferId) -> Option<PeerId> {
+        self.transfers.get(&id).map(|running| running.active.peer)
+    }
+
+    /// The session of a transfer.
+    pub fn session(&self, id: TransferId) -> Option<SessionId> {
+        self.transfers.get(&id).map(|running| running.active.session)
+    }
+
+    /// Whether a session has transfers.
+    pub fn has_transfers(&self, session: &SessionId) -> bool {
+        self.transfers.values().any(|running| running.active.session == *session)
+    }
+
+    /// The running transfer of a session that will bring a block, and its peer. Not one that is full of what nobody waits
+    /// for: its readers may be slow, and nothing follows until they have taken it.
+    pub fn bringing(
+        &self,
+        session: &SessionId,
+        key: &BlockKey,
+        ahead: Option<&ReadAhead>,
+    ) -> Option<(TransferId, PeerId)> {
+        let of_session = self.transfers.iter().filter(|(_, running)| {
+            running.active.session == *session && !running.has_ended && self.speakers.contains(&running.active.peer)
+        });
+        let prospects = of_session.filter_map(|(id, running)| {
+            let prospect = running.active.state().prospect(key, ahead);
+            let is_soon = prospect == Prospect::Arrived || !running.is_full_of_unawaited();
+            is_soon.then_some((prospect, *id, running.active.peer))
+        });
+        let best = prospects.filter(|(prospect, ..)| *prospect != Prospect::None);
+        best.max_by_key(|(prospect, ..)| *prospect).map(|(_, id, peer)| (id, peer))
+    }
+
+    /// Starts a transfer from a peer for what a reader will request, unless it is not worth it or not possible. If several
+    /// peers share the work (`is_shared`), it is for a part of a file that is [`STRIPE_BYTES`] long at most: the reader's
+    /// next wants start others, from the peer that is the best by then. It takes the place of those from the peer that are
+    /// full, whose blocks stay buffered.
+    pub fn start(
+        &mut self,
+        session: SessionId,
+        peer: PeerId,
+        ahead: &ReadAhead,
+        is_shared: bool,
+        now: Instant,
+    ) -> Option<Arc<ActiveTransfer>> {
+        let context = self.context.clone()?;
+        let rests = [Some(session), None]
+            .into_iter()
+            .any(|session| self.resting.peek(&(session, peer)).is_some_and(|until| now < *until));
+        if !self.speakers.contains(&peer) || rests || ahead.is_single_block() {
+            return None;
+        }
+        let count = |is_such: &dyn Fn(&ActiveTransfer) -> bool| {
+            self.transfers.values().filter(|running| !running.has_ended && is_such(&running.active)).count()
+        };
+        let is_full = count(&|_| true) >= RUNNING_MAX
+            || count(&|active| active.session == session) >= PER_SESSION_MAX
+            || count(&|active| active.peer == peer) >= PER_PEER_MAX;
+        let scope = if is_shared { stripe(&ahead.scope) } else { ahead.scope };
+        let budget_bytes = self.window(&context, expected_bytes(&scope, None))?;
+        let request = Request {
+            transfer: TransferId(self.next_id),
+            root: ahead.root,
+            path: ahead.path.clone(),
+            scope,
+            held: Vec::new(),
+            budget_bytes,
+            packed: true,
+            fragments: true,
+        };
+        if is_full || !request.has_valid_path() {
+            return None;
+        }
+        let of_pair = |running: &&Running| running.active.session == session && running.active.peer == peer;
+        for full in self.transfers.values().filter(of_pair).filter(|running| running.is_full_of_unawaited()) {
+            full.active.cancel();
+        }
+        self.next_id += 1;
+        self.reserved_bytes += budget_bytes;
+        context.metrics.running.inc();
+        let active = ActiveTransfer::new(context, peer, session, request);
+        if is_shared {
+            active.state().cap();
+        }
+        let running = Running {
+            active: Arc::clone(&active),
+            wants: HashSet::new(),
+            progress: now,
+            has_brought: false,
+            unread_since: None,
+            has_ended: false,
+        };
+        self.transfers.insert(active.id, running);
+        Some(active)
+    }
+
+    /// The window of the next transfer, for so many bytes of a file if that is known, if the budget allows one.
+    fn window(&self, context: &Context, expected: Option<u64>) -> Option<u64> {
+        let budget = context.memory.bytes_max() as u64 / MEMORY_PART;
+        let left = budget.saturating_sub(self.reserved_bytes);
+        // One transfer takes no more than half of what is left.
+        let most = (left / 2).clamp(WINDOW_BYTES_MIN, BUDGET_BYTES_MAX);
+        let needed = match expected {
+            Some(bytes) => bytes.saturating_add(WINDOW_BYTES_MIN),
+            None if left >= budget / 2 => WINDOW_BYTES_START,
+            None => WINDOW_BYTES_MIN,
+        };
+        (left >= WINDOW_BYTES_MIN).then(|| needed.clamp(WINDOW_BYTES_MIN, most))
+    }
+
+    /// Widens the window of a transfer whose size is known by now, if the budget allows.
+    pub fn grow(&mut self, id: TransferId) {
+        let Some(context) = self.context.clone() else { return };
+        let Some(running) = self.transfers.get(&id).filter(|running| !running.has_ended) else { return };
+        let active = Arc::clone(&running.active);
+        let (window, expected) = (active.window_bytes(), active.state().expected_bytes());
+        let Some(expected) = expected.filter(|expected| *expected > window && window < BUDGET_BYTES_MAX) else {
+            return;
+        };
+        // What it has is a part of the budget.
+        self.reserved_bytes = self.reserved_bytes.saturating_sub(window);
+        let wider = self.window(&context, Some(expected)).unwrap_or(window).max(window);
+        self.reserved_bytes = self.reserved_bytes.saturating_add(wider);
+        active.widen_window(wider);
+    }
+
+    /// Several peers have the DAG of a session: its transfers bring what their budgets allow, and no more.
+    pub fn share(&self, session: &SessionId) {
+        for running in self.transfers.values().filter(|running| running.active.session == *session) {
+            running.active.state().cap();
+        }
+    }
+
+    /// Whether a peer speaks the protocol.
+    pub fn speaks(&self, peer: &PeerId) -> bool {
+        self.speakers.contains(peer)
+    }
+
+    /// A want waits for a transfer.
+    pub fn attach(&mut self, id: TransferId, key: BlockKey, now: Instant) {
+        if let Some(running) = self.transfers.get_mut(&id) {
+            if running.wants.is_empty() {
+                // Time without wants is no stall.
+                running.progress = now;
+            }
+            running.wants.insert(key);
+        }
+    }
+
+    /// A block without links was received from another peer.
+    pub fn skip(&self, id: TransferId, cid: Cid) {
+        if let Some(running) = self.transfers.get(&id).filter(|running| !running.has_ended) {
+            running.active.skip(cid);
+        }
+    }
+
+    /// A want does not wait for a transfer any more.
+    pub fn detach(&mut self, id: TransferId, key: &BlockKey) {
+        if let Some(running) = self.transfers.get_mut(&id) {
+            running.wants.remove(key);
+        }
+    }
+
+    /// Whether a want waits for a transfer that has not ended.
+    #[cfg(test)]
+    pub fn waits(&self, id: TransferId, key: &BlockKey) -> bool {
+        self.transfers.get(&id).is_some_and(|running| !running.has_ended && running.wants.contains(key))
+    }
+
+    /// The wants that wait for transfers that have not ended.
+    #[cfg(test)]
+    pub fn waiting(&self) -> impl Iterator<Item = (TransferId, &BlockKey)> {
+        let running = self.transfers.iter().filter(|(_, running)| !running.has_ended);
+        running.flat_map(|(id, running)| running.wants.iter().map(|key| (*id, key)))
+    }
+
+    /// A transfer has brought a block.
+    pub fn brought(&mut self, id: TransferId, now: Instant) {
+        self.progressed(id, now);
+        if let Some(running) = self.transfers.get_mut(&id) {
+            running.has_brought = true;
+        }
+    }
+
+    /// Whether a transfer has brought a block.
+    pub fn has_brought(&self, id: TransferId) -> bool {
+        self.transfers.get(&id).is_some_and(|running| running.has_brought)
+    }
+
+    /// A transfer goes on.
+    pub fn progressed(&mut self, id: TransferId, now: Instant) {
+        if let Some(running) = self.transfers.get_mut(&id) {
+            running.progress = now;
+        }
+    }
+
+    /// A transfer has ended. Returns the wants that waited for it. What it has brought stays buffered while the session
+    /// has readers.
+    pub fn ended(&mut self, id: TransferId, end: &TransferEnd, now: Instant) -> Vec<BlockKey> {
+        let Some(running) = self.transfers.get_mut(&id).filter(|running| !running.has_ended) else {
+            return Vec::new();
+        };
+        running.has_ended = true;
+        let (kind, rest) = kind_of(end);
+        // A peer whose budget is not worth anything would end each further transfer so.
+        let is_useless = kind == EndKind::Budget && !running.has_brought;
+        let rest = rest.or(is_useless.then_some(REST_REFUSED));
+        // A DAG that cannot be sent says nothing of others.
+        let is_of_dag = matches!(end, TransferEnd::Status(EndStatus::Failed) | TransferEnd::TooManyBlocks);
+        let session = is_of_dag.then_some(running.active.session);
+        let rest_key = (session, running.active.peer);
+        let wants = running.wants.drain().collect();
+        if let Some(rest) = rest {
+            self.resting.insert(rest_key, now + rest);
+        }
+        if let Some(context) = &self.context {
+            context.metrics.running.dec();
+            context.metrics.ended(kind);
+        }
+        wants
+    }
+
+    /// The peer of a transfer lacks a part of the DAG. The transfer goes on.
+    pub fn lacks(&mut self, id: TransferId, now: Instant) {
+        if let Some(running) = self.transfers.get(&id) {
+            let key = (Some(running.active.session), running.active.peer);
+            self.resting.insert(key, now + REST_LACKING);
+        }
+    }
+
+    /// A peer has disconnected: its transfers end with their streams.
+    pub fn disconnected(&mut self, peer: &PeerId) {
+        self.speakers.remove(peer);
+        self.cancel_from(peer);
+    }
+
+    /// Cancels the transfers from a peer.
+    pub fn cancel_from(&self, peer: &PeerId) {
+        for running in self.transfers.values().filter(|running| running.active.peer == *peer && !running.has_ended) {
+            running.active.cancel();
+        }
+    }
+
+    /// Ends a transfer that stalls: its streams are reset, and the peer is not asked for others for a while.
+    pub fn give_up(&mut self, id: TransferId) {
+        if let Some(running) = self.transfers.get(&id) {
+            running.active.give_up();
+        }
+    }
+
+    /// Cancels the transfers of sessions without readers, and forgets those that have ended and been read. `has_wants`
+    /// says whether a session waits for blocks.
+    pub fn sweep(&mut self, has_wants: impl Fn(&SessionId) -> bool, now: Instant) {
+        let Some(context) = self.context.clone() else { return };
+        let mut reserved_bytes = self.reserved_bytes;
+        self.transfers.retain(|_, running| {
+            let session = running.active.session;
+            let is_read = context.readers.has(&session) || has_wants(&session);
+            let since = *running.unread_since.get_or_insert(now);
+            if is_read {
+                running.unread_since = None;
+            } else if now.saturating_duration_since(since) >= LINGER && !running.has_ended {
+                running.active.cancel();
+            }
+            if running.active.state().is_used_up() && running.wants.is_empty() && !running.has_ended {
+                running.active.cancel();
+            }
+            let is_unread = running.unread_since.is_some() && now.saturating_duration_since(since) >= LINGER;
+            let keep = !running.has_ended || !is_unread && running.active.has_buffered();
+            if !keep {
+                reserved_bytes = reserved_bytes.saturating_sub(running.active.window_bytes());
+            }
+            keep
+        });
+        self.reserved_bytes = reserved_bytes;
+    }
+
+    /// When the peers of the running transfers last sent bytes.
+    pub fn received_at(&self) -> Vec<(PeerId, Instant)> {
+        let running = self.transfers.values().filter(|running| !running.has_ended);
+        running.filter_map(|running| Some((running.active.peer, running.active.received_at()?))).collect()
+    }
+
+    /// Transfers on which wants wait, with the time of their last progress.
+    pub fn awaited(&self) -> impl Iterator<Item = (TransferId, PeerId, Instant)> + '_ {
+        let awaited = self.transfers.iter().filter(|(_, running)| !running.has_ended && !running.wants.is_empty());
+        awaited.map(|(id, running)| (*id, running.active.peer, running.progress))
+    }
+
+    /// Makes room in a transfer that has no budget left, because nobody takes what it has brought.
+    pub fn make_room(&self, id: TransferId) -> bool {
+        let Some(running) = self.transfers.get(&id) else { return false };
+        let is_blocked = running.active.state().is_blocked();
+        is_blocked && running.active.has_buffered() && {
+            running.active.evict(running.active.window_bytes() / 2);
+            true
+        }
+    }
+}
+
+/// The first part of a range of a file that one of several peers is asked for.
+fn stripe(scope: &ScopeOptions) -> ScopeOptions {
+    let part = scope.entity_bytes.and_then(|bytes| match bytes.bounds() {
+        (from @ 0.., to) if to.is_none_or(|to| to >= 0) => {
+            let end = from.saturating_add(STRIPE_BYTES - 1);
+            EntityBytes::new(from, Some(to.map_or(end, |to| to.min(end)))).ok()
+        }
+        _ => None,
+    });
+    ScopeOptions { entity_bytes: part.or(scope.entity_bytes), ..*scope }
+}
+
+/// How the metrics call an end, and how long the peer is not asked again for the session.
+fn kind_of(end: &TransferEnd) -> (EndKind, Option<Duration>) {
+    match end {
+        TransferEnd::Status(EndStatus::Complete) => (EndKind::Complete, None),
+        TransferEnd::Status(EndStatus::Refused) => (EndKind::Refused, Some(REST_REFUSED)),
+        TransferEnd::Status(EndStatus::Busy) => (EndKind::Refused, Some(REST_BUSY)),
+        TransferEnd::Status(EndStatus::Budget) => (EndKind::Budget, None),
+        TransferEnd::Status(EndStatus::Failed) => (EndKind::Failed, Some(REST_REFUSED)),
+        TransferEnd::Lost => (EndKind::Failed, Some(REST_BUSY)),
+        TransferEnd::Stalled | TransferEnd::GivenUp => (EndKind::Stalled, Some(REST_REFUSED)),
+        TransferEnd::TooManyBlocks => (EndKind::Failed, Some(REST_REFUSED)),
+        TransferEnd::NamesLost => (EndKind::Failed, Some(REST_BUSY)),
+        TransferEnd::InvalidBlock | TransferEnd::Fault(_) => (EndKind::Fault, Some(REST_REFUSED)),
+        TransferEnd::Cancelled => (EndKind::Cancelled, None),
+    }
+}

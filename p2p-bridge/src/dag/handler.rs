@@ -1,0 +1,138 @@
+//! The connection handler of the DAG protocol: streams in either direction. What is said on them is up to the tasks of
+//! [`super::server`] and [`super::client`].
+
+use super::client::active::LostWhenDropped;
+use super::client::outbound::{Outbound, StreamPurpose};
+use super::message::PROTOCOL;
+use super::server::inbound::Inbound;
+use super::server::streams::InboundStream;
+use futures::future::{Ready, ready};
+use libp2p::StreamProtocol;
+use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
+use libp2p::swarm::handler::{ConnectionEvent, FullyNegotiatedInbound, FullyNegotiatedOutbound, ProtocolsChange};
+use libp2p::swarm::{ConnectionHandler, ConnectionHandlerEvent, Stream, SubstreamProtocol};
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+/// An event of a connection for the behaviour.
+#[derive(Debug)]
+pub enum Event {
+    /// The peer opened a stream.
+    Inbound(InboundStream<Stream>),
+}
+
+/// The protocol, if it is enabled. Otherwise it is neither accepted nor announced.
+#[derive(Debug, Clone, Copy)]
+pub struct Upgrade {
+    /// Whether it is enabled.
+    pub enabled: bool,
+}
+
+impl UpgradeInfo for Upgrade {
+    type Info = StreamProtocol;
+    type InfoIter = std::option::IntoIter<StreamProtocol>;
+
+    fn protocol_info(&self) -> Self::InfoIter {
+        self.enabled.then_some(PROTOCOL).into_iter()
+    }
+}
+
+impl InboundUpgrade<Stream> for Upgrade {
+    type Output = Stream;
+    type Error = Infallible;
+    type Future = Ready<Result<Stream, Infallible>>;
+
+    fn upgrade_inbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
+        ready(Ok(stream))
+    }
+}
+
+impl OutboundUpgrade<Stream> for Upgrade {
+    type Output = Stream;
+    type Error = Infallible;
+    type Future = Ready<Result<Stream, Infallible>>;
+
+    fn upgrade_outbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
+        ready(Ok(stream))
+    }
+}
+
+/// Whether this protocol is among those that a peer has announced.
+fn names_protocol<'a>(mut protocols: impl Iterator<Item = &'a StreamProtocol>) -> bool {
+    protocols.any(|protocol| *protocol == PROTOCOL)
+}
+
+/// The connection handler. See the module's documentation.
+pub struct Handler {
+    upgrade: Upgrade,
+    inbound: Inbound,
+    /// `None`: peers are not asked.
+    outbound: Option<Outbound>,
+}
+
+impl Handler {
+    /// The handler of a connection. Without `outbound`, the peer is not asked.
+    pub fn new(enabled: bool, outbound: Option<Outbound>) -> Self {
+        Self { upgrade: Upgrade { enabled }, inbound: Inbound::default(), outbound }
+    }
+}
+
+impl ConnectionHandler for Handler {
+    /// A transfer to start.
+    type FromBehaviour = LostWhenDropped;
+    type ToBehaviour = Event;
+    type InboundProtocol = Upgrade;
+    type OutboundProtocol = Upgrade;
+    type InboundOpenInfo = ();
+    type OutboundOpenInfo = StreamPurpose;
+
+    fn listen_protocol(&self) -> SubstreamProtocol<Upgrade> {
+        SubstreamProtocol::new(self.upgrade, ())
+    }
+
+    fn connection_keep_alive(&self) -> bool {
+        self.inbound.is_busy() || self.outbound.as_ref().is_some_and(Outbound::is_busy)
+    }
+
+    fn on_behaviour_event(&mut self, transfer: LostWhenDropped) {
+        if let Some(outbound) = &mut self.outbound {
+            outbound.start(transfer);
+        }
+    }
+
+    fn on_connection_event(&mut self, event: ConnectionEvent<'_, Upgrade, Upgrade, (), StreamPurpose>) {
+        match (event, &mut self.outbound) {
+            (ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol, .. }), _) => {
+                self.inbound.opened(protocol);
+            }
+            (ConnectionEvent::FullyNegotiatedOutbound(opened), Some(outbound)) => {
+                let FullyNegotiatedOutbound { protocol, info } = opened;
+                outbound.opened(protocol, info);
+            }
+            (ConnectionEvent::RemoteProtocolsChange(change), Some(outbound)) => {
+                let (names_it, speaks) = match change {
+                    ProtocolsChange::Added(protocols) => (names_protocol(protocols), true),
+                    ProtocolsChange::Removed(protocols) => (names_protocol(protocols), false),
+                };
+                if names_it {
+                    outbound.announced(speaks);
+                }
+            }
+            // The purpose of a stream that cannot be opened is dropped, which reports the loss.
+            _ => {}
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Upgrade, StreamPurpose, Event>> {
+        if let Some(stream) = self.inbound.accept() {
+            return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(Event::Inbound(stream)));
+        }
+        match self.outbound.as_mut().and_then(|outbound| outbound.poll(cx)) {
+            Some(purpose) => {
+                let protocol = SubstreamProtocol::new(self.upgrade, purpose);
+                Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol })
+            }
+            None => Poll::Pending,
+        }
+    }
+}

@@ -18,7 +18,7 @@ use crate::singleflight::{FetchResult, Singleflight};
 use crate::store::{BlockStore, Evict, Evicted, withheld_by};
 use bytes::Bytes;
 use content::stored::{Shape, Stored};
-use content::{Block, BlockError, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict, hashes};
+use content::{Block, BlockError, BlockKey, BlockSource, Cid, Policy, ReadAhead, SourceError, Verdict, hashes};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +48,17 @@ pub trait LookupObserver: Send + Sync {
 struct Upstream {
     source: Arc<dyn BlockSource>,
     observer: Option<Arc<dyn LookupObserver>>,
+    /// What is requested after the block, if it is known.
+    ahead: Option<Arc<ReadAhead>>,
+}
+
+impl Upstream {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, FetchResult> {
+        match &self.ahead {
+            Some(ahead) => self.source.get_ahead(cid, ahead),
+            None => self.source.get(cid),
+        }
+    }
 }
 
 /// The local tiers. Clones are handles to the same ones.
@@ -107,7 +118,7 @@ impl Tiers {
 
     /// The same, with an observer of the look-ups of one request.
     pub fn observed(&self, upstream: Arc<dyn BlockSource>, observer: Option<Arc<dyn LookupObserver>>) -> Through {
-        Through { inner: Arc::clone(&self.inner), upstream: Upstream { source: upstream, observer } }
+        Through { inner: Arc::clone(&self.inner), upstream: Upstream { source: upstream, observer, ahead: None } }
     }
 
     /// An upstream whose blocks are counted as those of the network tier, for a reader that stores them itself. It
@@ -136,16 +147,7 @@ impl Tiers {
     /// # Errors
     /// The same.
     pub async fn stored(&self, cid: &Cid) -> Result<Option<Stored>, SourceError> {
-        let Admitted::Stored(key) = self.inner.admit(cid)? else { return Ok(None) };
-        let (tier, start) = (&self.inner.metrics.disk, Instant::now());
-        let found = self.inner.disk.stored(&key).await;
-        tier.observe_since(start);
-        match &found {
-            Ok(Some(stored)) => tier.hit(stored.value().len()),
-            Ok(None) => _ = tier.misses.inc(),
-            Err(_) => _ = tier.errors.inc(),
-        }
-        Ok(found?)
+        self.inner.stored(cid).await
     }
 
     /// A block that is stored locally, whatever the policy says of it: for traversals that do not serve it. It does not
@@ -278,7 +280,24 @@ impl Inner {
         Ok(found?)
     }
 
-    async fn get_upstream(&self, upstream: &dyn BlockSource, cid: &Cid) -> FetchResult {
+    /// A block in its stored form, if it is on the disk.
+    async fn stored(&self, cid: &Cid) -> Result<Option<Stored>, SourceError> {
+        let Admitted::Stored(key) = self.admit(cid)? else { return Ok(None) };
+        let (tier, start) = (&self.metrics.disk, Instant::now());
+        let found = self.disk.stored(&key).await;
+        tier.observe_since(start);
+        match &found {
+            Ok(Some(stored)) => tier.hit(stored.value().len()),
+            Ok(None) => _ = tier.misses.inc(),
+            Err(_) => _ = tier.errors.inc(),
+        }
+        let found = found?;
+        // The policy may have changed during the read.
+        self.check_policy(cid)?;
+        Ok(found)
+    }
+
+    async fn get_upstream(&self, upstream: &Upstream, cid: &Cid) -> FetchResult {
         let outcome = get_counted(&self.metrics.network, upstream.get(cid)).await;
         outcome?.under(cid).ok_or(SourceError::Corrupt { cid: *cid })
     }
@@ -316,7 +335,7 @@ impl Inner {
             self.fill_ram(&cid, key, block.data())?;
             return Ok(block);
         }
-        let block = match (self.get_upstream(&*upstream.source, &cid).await, failed) {
+        let block = match (self.get_upstream(&upstream, &cid).await, failed) {
             // The upstream does not have it, but the disk may: report the disk's error.
             (Err(SourceError::NotFound { .. }), Some(failed)) => return Err(failed),
             (result, _) => result?,
@@ -326,7 +345,8 @@ impl Inner {
         if self.check_policy(&cid).is_err() {
             _ = self.disk.evict(vec![key], Evict::Unpinned).await;
         }
-        Ok(block)
+        // The windows of readers count the bytes of blocks, and the disk has taken what it writes.
+        Ok(block.without_stored())
     }
 
     /// Stores a block in RAM, unless the policy rejects it by then. A takedown updates the policy before it evicts, so
@@ -466,6 +486,12 @@ impl BlockSource for Local {
         self.inner.get(cid, move |inner, key| inner.get_local(wanted, key, fills_ram).boxed())
     }
 
+    /// A block that is only in RAM has no stored form.
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        let (inner, cid) = (Arc::clone(&self.inner), *cid);
+        async move { inner.stored(&cid).await }.boxed()
+    }
+
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
         self.inner.has(cid)
     }
@@ -496,6 +522,15 @@ impl BlockSource for Through {
         self.inner.get(cid, move |inner, key| inner.join(upstream, wanted, key).boxed())
     }
 
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let (wanted, upstream) = (*cid, &self.upstream);
+        self.inner.get(cid, move |inner, key| {
+            // Of those that wait for the block, the leader's is used.
+            let upstream = Upstream { ahead: Some(Arc::new(ahead.clone())), ..upstream.clone() };
+            inner.join(upstream, wanted, key).boxed()
+        })
+    }
+
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
         self.inner.has(cid)
     }
@@ -515,6 +550,11 @@ impl BlockSource for Counted {
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let (network, getting) = (self.network.clone(), self.upstream.get(cid));
+        async move { get_counted(&network, getting).await }.boxed()
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let (network, getting) = (self.network.clone(), self.upstream.get_ahead(cid, ahead));
         async move { get_counted(&network, getting).await }.boxed()
     }
 

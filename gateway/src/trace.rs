@@ -106,7 +106,7 @@ struct NetworkSession {
     start: Instant,
     end: Instant,
     searches: Vec<Search>,
-    transports: [Transfers; 2],
+    transports: [Transfers; 3],
 }
 
 #[derive(Debug)]
@@ -355,8 +355,12 @@ impl RequestTrace {
         for search in searches {
             self.record_search(id, search);
         }
-        let names =
-            [("bitswap", "causeway.bitswap.peers_asked"), ("http source", "causeway.http_source.gateways_asked")];
+        // In the order of `BlockTransport`.
+        let names = [
+            ("bitswap", "causeway.bitswap.peers_asked"),
+            ("http source", "causeway.http_source.gateways_asked"),
+            ("dag transfer", "causeway.dag.peers_asked"),
+        ];
         for ((name, asked), transfers) in names.into_iter().zip(transports) {
             let Some(times) = transfers.times else { continue };
             let Some(span) = self.trace.reserve(SpanGroup::Other) else { continue };

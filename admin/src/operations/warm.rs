@@ -19,7 +19,7 @@ use bytes::Bytes;
 use content::dag::DagError;
 use content::frontier::{Frontier, Step};
 use content::path::Root;
-use content::{Block, BlockKey, BlockSource as _, Cid, ContentPath, SourceError};
+use content::{Block, BlockKey, BlockSource as _, Cid, ContentPath, ReadAhead, SourceError};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use gateway::resolve::source::{RootSource, Tier};
 use gateway::resolve::{self, Target};
@@ -237,7 +237,8 @@ impl Operations {
                     Ok(_) => break,
                     Err(error) => return Ok(Some(stop_reason(&error))),
                 };
-                let fetch = self.fetch_one(Arc::clone(source), cid, frontier.follows(&cid));
+                let ahead = request.depth.is_none().then(|| ReadAhead::all(cid));
+                let fetch = self.fetch_one(Arc::clone(source), cid, frontier.follows(&cid), ahead);
                 fetches.push(async move { (cid, again, fetch.await) });
             }
             let Some((cid, again, fetched)) = fetches.next().await else { return Ok(None) };
@@ -255,7 +256,7 @@ impl Operations {
     }
 
     /// Fetches one block. A locally stored block whose links are not needed is not read.
-    async fn fetch_one(&self, source: Arc<RootSource>, cid: Cid, reads: bool) -> Fetched {
+    async fn fetch_one(&self, source: Arc<RootSource>, cid: Cid, reads: bool, ahead: Option<ReadAhead>) -> Fetched {
         let tiers = &self.parts().tiers;
         let held = BlockKey::of(&cid).is_none_or(|key| tiers.ram().holds(&key));
         let held = held || tiers.disk().has(&cid).await.unwrap_or(false);
@@ -264,7 +265,11 @@ impl Operations {
         }
         // A source of its own tells whether this block came from the network.
         let own = RootSource::new(&self.parts().sources, *source.root(), WARM_CLIENT, false);
-        let fetched = own.fetch(&cid).await;
+        let fetched = match (own.peek(&cid), ahead.filter(|ahead| !ahead.is_single_block())) {
+            (Some(block), _) => Ok(block),
+            (None, Some(ahead)) => own.get_ahead(&cid, &ahead).await,
+            (None, None) => own.get(&cid).await,
+        };
         let is_new = own.tier() == Tier::Network;
         fetched.map(|block| (Some(block), is_new))
     }

@@ -189,7 +189,7 @@ impl Disk {
     /// Queues a block to be cached. Completes when the block has room in the queue, before it is written and readable.
     /// A failed write is counted and logged, and the block is not cached.
     pub async fn put_cached(&self, block: Block) {
-        let sent = match self.inner.queue.room(block.data().len()).await {
+        let sent = match self.inner.queue.room(block.memory_bytes()).await {
             Ok(room) => self.inner.queue.send(Change::Cache { block, room }),
             Err(closed) => Err(closed),
         };
@@ -485,6 +485,12 @@ impl BlockSource for Disk {
             Ok(Block::from_verified(cid, data))
         }
         .boxed()
+    }
+
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        let Some(key) = BlockKey::of(cid) else { return ready(Ok(None)).boxed() };
+        let disk = self.clone();
+        async move { Ok(disk.stored(&key).await?) }.boxed()
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

@@ -191,7 +191,7 @@ impl<B: Backing> IndexedStore<B> {
     }
 
     async fn write(&self, block: Block, attempt: Option<Arc<PinAttempt>>) -> Result<(), StoreError> {
-        let room = self.inner.queue.room(block.data().len()).await?;
+        let room = self.inner.queue.room(block.memory_bytes()).await?;
         self.inner.queue.send(Command::Write(Write { block, attempt, room }))
     }
 }
@@ -471,6 +471,12 @@ impl<B: Backing> BlockSource for IndexedStore<B> {
             Ok(Block::from_verified(cid, data))
         }
         .boxed()
+    }
+
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        let Some(key) = BlockKey::of(cid) else { return ready(Ok(None)).boxed() };
+        let store = self.clone();
+        async move { Ok(store.look_up(&key, Ok).await?) }.boxed()
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

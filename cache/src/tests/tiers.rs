@@ -2,14 +2,18 @@ use super::sources::tiers;
 use super::{block_of, cache, key, noisy, open, until};
 use crate::disk::faults::Call;
 use crate::{BlockStore as _, Disk, Evict, Ram, TierFigures, TierMetrics, Tiers, TiersFigures};
+use bytes::Bytes;
+use content::stored::{CompressionOptions, Encoder};
 use content::{
     AllowAll, Block, BlockSource, Cid, DenyList, MemoryBlocks, Multihash, Policy, SourceError, Stall, Verdict, codec,
+    hashes,
 };
-use futures::future::{BoxFuture, FutureExt as _, join_all};
+use futures::future::{BoxFuture, FutureExt as _, join_all, ready};
 use prometheus_client::registry::Registry;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
@@ -145,10 +149,43 @@ async fn local_readers_neither_join_nor_start_a_fetch_and_do_not_fill_ram() {
 
     cache(disk, std::slice::from_ref(&on_disk)).await;
     assert_eq!(local.get(on_disk.cid()).await, Ok(on_disk.clone()));
+    let stored = local.get_stored(on_disk.cid()).await.expect("reads").expect("it is on the disk");
+    assert_eq!(stored.block().as_ref(), Ok(on_disk.data()));
+    assert_eq!(local.get_stored(wanted.cid()).await, Ok(None));
     assert!(!ram.holds(&key(&on_disk)));
     assert_eq!(tiers.through(upstream.clone()).get(on_disk.cid()).await, Ok(on_disk.clone()));
     assert!(ram.holds(&key(&on_disk)), "the gateway's own clients fill RAM");
     assert_eq!(upstream.asked(), 1);
+}
+
+/// A source of one block, which it has received compressed.
+struct Received(Block);
+
+impl BlockSource for Received {
+    fn get(&self, _: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        ready(Ok(self.0.clone())).boxed()
+    }
+
+    fn has(&self, _: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        ready(Ok(true)).boxed()
+    }
+}
+
+#[tokio::test]
+async fn a_block_that_was_received_compressed_is_stored_so_and_its_readers_keep_its_bytes_only() {
+    let Setup { tiers, .. } = &setup(Arc::new(AllowAll));
+    let text = Bytes::from(b"some text. ".repeat(10_000));
+    let block = Block::of(codec::RAW, hashes::SHA2_256, 32, text).expect("a block");
+    // Compressed in another way than the disk's.
+    let packed = Encoder::new(CompressionOptions { level: 1 }).expect("an encoder").encode(&block);
+    let received = Block::verify_stored(*block.cid(), packed.clone()).expect("matches");
+    let got = tiers.through(Arc::new(Received(received))).get(block.cid()).await.expect("is received");
+    assert_eq!((got.data(), got.stored()), (block.data(), None));
+    let stored = || async { tiers.local().get_stored(block.cid()).await.expect("reads") };
+    while stored().await.is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(stored().await, Some(packed));
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and disconnecting readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`encoded`] | text that is stored compressed, read by curl and by zstd |
+//! | [`dag`] | DAG transfers between two nodes, with Kubo beside them, and from misbehaving peers |
 //! | [`forged`] | addresses of peers and clients that lead to a local service |
 //! | [`malice`] | peers that send invalid blocks, oversized messages, garbage or nothing |
 //! | [`flood`] | cache hits during a flood of misses |
@@ -53,6 +54,7 @@ mod coalescing;
 mod commands;
 mod console;
 mod control;
+mod dag;
 mod dht;
 mod encoded;
 mod flood;

@@ -1,4 +1,4 @@
-//! A malicious Bitswap peer.
+//! A malicious peer, over Bitswap or in transfers of the DAG protocol.
 //!
 //! It is a real libp2p peer on a real connection: only its answers to wants are invalid.
 
@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 const BITSWAP: StreamProtocol = StreamProtocol::new("/ipfs/bitswap/1.2.0");
+const DAG: StreamProtocol = StreamProtocol::new("/causeway/dag/1.0.0");
 const MIB: usize = 1024 * 1024;
 
 /// The behaviour of the peer on wants.
@@ -30,6 +31,27 @@ pub enum Malice {
     Silence,
     /// Sends HAVE for everything, and no blocks.
     EmptyPromises,
+    /// Sends DONT_HAVE for everything, which is honest.
+    HasNothing,
+}
+
+/// The behaviour of the peer on requests for transfers. It answers every want with DONT_HAVE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DagMalice {
+    /// Sends other bytes under the requested CID.
+    WrongBytes,
+    /// Sends many blocks that were not requested.
+    OtherBlocks,
+    /// Sends more than the budget of the request.
+    TooMuch,
+    /// Sends frames that claim to be small, and unpack to two gigabytes.
+    Bombs,
+    /// Sends invalid messages.
+    Garbage,
+    /// Sends nothing.
+    Silence,
+    /// Sends the end of a complete transfer, without blocks.
+    EndsAtOnce,
 }
 
 /// A running peer. Dropping it hangs up.
@@ -48,6 +70,15 @@ struct Behaviour {
 impl Hostile {
     /// Listens on a free loopback port.
     pub async fn start(malice: Malice) -> Self {
+        Self::start_with(malice, None).await
+    }
+
+    /// The same for a peer that misbehaves in transfers of the DAG protocol.
+    pub async fn start_dag(malice: DagMalice) -> Self {
+        Self::start_with(Malice::HasNothing, Some(malice)).await
+    }
+
+    async fn start_with(malice: Malice, of_transfers: Option<DagMalice>) -> Self {
         let mut swarm = SwarmBuilder::with_new_identity()
             .with_tokio()
             .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
@@ -61,6 +92,7 @@ impl Hostile {
             .build();
         let mut control = swarm.behaviour().streams.new_control();
         let mut incoming = control.accept(BITSWAP).expect("nobody else accepts it here");
+        let transfers = of_transfers.map(|_| control.accept(DAG).expect("nobody else accepts it here"));
         swarm.listen_on("/ip4/127.0.0.1/tcp/0".parse().expect("a multiaddr")).expect("loopback has a free port");
         let listening = loop {
             if let SwarmEvent::NewListenAddr { address, .. } = swarm.select_next_some().await {
@@ -69,7 +101,8 @@ impl Hostile {
         };
         let multiaddr = listening.with_p2p(*swarm.local_peer_id()).expect("it ends in no other peer id");
         let wants = Arc::new(AtomicU64::new(0));
-        let counter = wants.clone();
+        let counter = Arc::new(AtomicU64::new(0));
+        let counter = if of_transfers.is_some() { counter } else { wants.clone() };
         let network = tokio::spawn(async move {
             loop {
                 swarm.select_next_some().await;
@@ -80,7 +113,16 @@ impl Hostile {
                 tokio::spawn(listen(malice, peer, stream, control.clone(), counter.clone()));
             }
         });
-        Self { multiaddr, wants, tasks: vec![network, answers] }
+        let mut tasks = vec![network, answers];
+        if let Some((malice, mut incoming)) = of_transfers.zip(transfers) {
+            let counter = wants.clone();
+            tasks.push(tokio::spawn(async move {
+                while let Some((_, stream)) = incoming.next().await {
+                    tokio::spawn(transfer(malice, stream, counter.clone()));
+                }
+            }));
+        }
+        Self { multiaddr, wants, tasks }
     }
 
     /// Its multiaddr, with the peer ID.
@@ -136,7 +178,54 @@ fn harm(malice: Malice, cids: &[Vec<u8>]) -> Vec<u8> {
         Malice::EndlessLength => [wire::varint(4 << 30), Noise::bytes(6, 16 * MIB)].concat(),
         Malice::Garbage => framed(Noise::bytes(7, MIB)),
         Malice::EmptyPromises => framed(wire::message(cids, &[])),
+        Malice::HasNothing => framed(wire::lacks(cids)),
         Malice::Silence => Vec::new(),
+    }
+}
+
+/// Answers a request for a transfer.
+async fn transfer(malice: DagMalice, mut stream: Stream, requests: Arc<AtomicU64>) {
+    let Some(opening) = read_message(&mut stream).await else { return };
+    let Some(root) = wire::root_of_transfer(&opening) else { return };
+    requests.fetch_add(1, Ordering::Relaxed);
+    let (mut sent, answers) = (0, harm_transfer(malice, &root));
+    while sent < 64 * MIB && !answers.is_empty() {
+        // The attacked node may close the stream.
+        if stream.write_all(&answers).await.is_err() {
+            return;
+        }
+        sent += answers.len();
+        if !matches!(malice, DagMalice::TooMuch | DagMalice::OtherBlocks) {
+            break;
+        }
+    }
+    let _ = stream.flush().await;
+    // An open stream, on which nothing follows.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+}
+
+/// The bytes to put on a transfer's stream.
+fn harm_transfer(malice: DagMalice, root: &[u8]) -> Vec<u8> {
+    let other = |n: u8| wire::raw_cid(&[n; 32]);
+    let blocks = |bytes| (0..200).map(|n| wire::dag_block(&other(n), &vec![n; bytes])).collect::<Vec<_>>().concat();
+    match malice {
+        DagMalice::WrongBytes => wire::dag_block(root, b"these are not the bytes you are looking for"),
+        DagMalice::OtherBlocks => blocks(99),
+        // Nothing names them, so nobody looks into them.
+        DagMalice::TooMuch => blocks(MIB / 4),
+        DagMalice::Bombs => {
+            // A frame of run-length blocks, which announces 8 MiB, and contains as many zeros.
+            let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0x80, 0];
+            let block = |last: u32| (128 * 1024 << 3 | 1 << 1 | last).to_le_bytes();
+            for n in 0..64 {
+                frame.extend(&block(u32::from(n == 63))[..3]);
+                frame.push(0);
+            }
+            wire::dag_packed(root, 100, &frame)
+        }
+        DagMalice::Garbage => [wire::varint(MIB as u64), Noise::bytes(7, MIB)].concat(),
+        DagMalice::Silence => Vec::new(),
+        DagMalice::EndsAtOnce => wire::dag_end(1),
     }
 }
 

@@ -32,6 +32,72 @@ pub fn message(haves: &[Vec<u8>], blocks: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
     message
 }
 
+/// A message with DONT_HAVE for each CID.
+pub fn lacks(cids: &[Vec<u8>]) -> Vec<u8> {
+    let mut message = Vec::new();
+    for cid in cids {
+        let mut presence = Vec::new();
+        put_bytes(&mut presence, 1, cid);
+        presence.extend([2 << 3, 1]);
+        put_bytes(&mut message, 4, &presence);
+    }
+    message
+}
+
+/// The root of a request for a DAG transfer; `None` for a further stream of one.
+pub fn root_of_transfer(opening: &[u8]) -> Option<Vec<u8>> {
+    let (_, request) = fields(opening).into_iter().find(|(number, _)| *number == 1)?;
+    // Its first field, the number of the transfer, is not length-delimited.
+    let mut rest = request;
+    while let Some((key, after)) = take_varint(rest) {
+        let (value, after) = take_varint(after)?;
+        if key & 7 != 2 {
+            rest = after;
+            continue;
+        }
+        let (bytes, after) = after.split_at_checked(value as usize)?;
+        if key >> 3 == 2 {
+            return Some(bytes.to_vec());
+        }
+        rest = after;
+    }
+    None
+}
+
+/// The CIDv1 of a raw block with a SHA-256 digest.
+pub fn raw_cid(digest: &[u8; 32]) -> Vec<u8> {
+    [&[1, 0x55, 0x12, 32][..], digest].concat()
+}
+
+/// A framed answer of a transfer: a block.
+pub fn dag_block(cid: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut block = Vec::new();
+    put_bytes(&mut block, 1, cid);
+    put_bytes(&mut block, 2, data);
+    framed_answer(1, &block)
+}
+
+/// A framed answer of a transfer: a compressed block.
+pub fn dag_packed(cid: &[u8], block_bytes: u64, frame: &[u8]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    put_bytes(&mut packed, 1, cid);
+    packed.push(2 << 3);
+    packed.extend(varint(block_bytes));
+    put_bytes(&mut packed, 4, frame);
+    framed_answer(2, &packed)
+}
+
+/// A framed answer of a transfer: its end.
+pub fn dag_end(status: u8) -> Vec<u8> {
+    framed_answer(4, &[1 << 3, status])
+}
+
+fn framed_answer(field: u64, inner: &[u8]) -> Vec<u8> {
+    let mut answer = Vec::new();
+    put_bytes(&mut answer, field, inner);
+    [varint(answer.len() as u64), answer].concat()
+}
+
 /// The prefix of a CIDv1 without its digest: version, codec, hash function, digest length. Digests here
 /// have 32 bytes.
 pub fn prefix_of(cid: &[u8]) -> Vec<u8> {

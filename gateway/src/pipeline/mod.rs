@@ -28,7 +28,7 @@ use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
 use crate::represent::listings::Listings;
 use crate::represent::plan::{self, About};
-use crate::represent::{Context, Resources, archive, directory, document, not_modified_by_cid, record};
+use crate::represent::{Context, Resources, archive, directory, document, not_modified_by_cid, purpose, record};
 use crate::request::client::Client;
 use crate::request::conditional::{has_precondition, precondition_holds};
 use crate::request::hosts::Hosts;
@@ -686,7 +686,8 @@ impl Gateway {
             rates: self.rates.clone(),
             trace: client.trace.clone(),
         };
-        RootSource::within(&self.sources, root, client, ask.only_if_cached, work)
+        let purpose = purpose(ask);
+        RootSource::with_purpose(&self.sources, root, client, ask.only_if_cached, work, purpose)
     }
 
     fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
@@ -798,7 +799,8 @@ impl Gateway {
             return Ok(draft);
         }
         let source = self.source(entity.root, client, ask);
-        let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
+        let fetched = source.fetch_content(&entity.cid).await;
+        let fetched = fetched.map_err(|error| Problem::Walk(WalkError::Source(error)));
         let block = fetched.map_err(|problem| only_if_cached_error(ask, problem))?;
         let open = OpenFile {
             source: &source,

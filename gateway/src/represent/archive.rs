@@ -77,6 +77,11 @@ impl CarOptions {
         Ok(Self { scope: scope.transpose()?.unwrap_or(implied), entity_bytes, duplicates })
     }
 
+    /// The part of the DAG that is requested.
+    pub fn scope_options(&self) -> ScopeOptions {
+        ScopeOptions { scope: self.scope, entity_bytes: self.entity_bytes, duplicates: false }
+    }
+
     fn media_type(&self) -> HeaderValue {
         HeaderValue::from_static(match self.duplicates {
             true => "application/vnd.ipld.car; version=1; order=dfs; dups=y",

@@ -31,11 +31,13 @@ use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::limits::{ClientMemory, RequestLimits};
+use crate::represent::archive::CarOptions;
 use crate::represent::encoded::Encoded;
 use crate::represent::listings::Listings;
 use crate::represent::plan::About;
 use crate::request::Ask;
 use crate::request::negotiate::{Coding, Format, accepts_zstd};
+use crate::request::range;
 use crate::request::route::Place;
 use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::redirects::SiteRedirects;
@@ -44,9 +46,10 @@ use crate::resolve::{Target, etag_of};
 use crate::respond::Draft;
 use crate::running::{Phase, Step};
 use crate::workers::Workers;
-use content::walk::Resolved;
+use content::scope::{DagScope, ScopeOptions};
+use content::walk::{Purpose, Resolved};
 use http::HeaderValue;
-use http::header::IF_NONE_MATCH;
+use http::header::{IF_NONE_MATCH, RANGE};
 use services::limiter::{Limiter, Permit};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -120,6 +123,22 @@ impl<'a> Context<'a> {
         self.phase.ended(Step::Path);
         Ok(resolved)
     }
+}
+
+/// What the response to a request needs at the end of its path, as far as that is known before the path is resolved.
+pub fn purpose(ask: &Ask<'_>) -> Purpose {
+    let of_scope = |scope, entity_bytes| ScopeOptions { scope, entity_bytes, duplicates: false };
+    let scope = match ask.wanted.format {
+        Format::Native | Format::Json | Format::Cbor if !ask.head_only => {
+            of_scope(DagScope::Entity, range::single(ask.headers.get(RANGE)))
+        }
+        Format::Car if !ask.head_only => {
+            CarOptions::of(ask).map_or_else(|_| of_scope(DagScope::Block, None), |options| options.scope_options())
+        }
+        Format::Tar if !ask.head_only => of_scope(DagScope::All, None),
+        _ => of_scope(DagScope::Block, None),
+    };
+    Purpose { scope, further: None }
 }
 
 /// The content at a bare CID has this CID as its entity tag, so 304 needs no block. The root must be stored locally: a

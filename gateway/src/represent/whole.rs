@@ -16,7 +16,7 @@ use crate::resolve::source::RootSource;
 use content::fingerprints::Fingerprints;
 use content::unixfs::dir::{self, NamedLinks};
 use content::walk::{Resolved, joined};
-use content::{Block, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict, Work, codec};
+use content::{Block, BlockKey, BlockSource, Cid, Policy, ReadAhead, SourceError, Verdict, Work, codec};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use std::collections::HashMap;
@@ -250,6 +250,22 @@ impl DirectoryPaths {
     }
 }
 
+impl Whole {
+    /// A block that is being fetched, unless it is withheld.
+    fn checked(
+        &self,
+        fetched: BoxFuture<'static, Result<Block, SourceError>>,
+    ) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let whole = self.clone();
+        async move {
+            let block = fetched.await?;
+            whole.check_block(&block).await?;
+            Ok(block)
+        }
+        .boxed()
+    }
+}
+
 impl BlockSource for Whole {
     /// A withheld block is not returned here, so that the reader calls `get` and receives the error.
     fn peek(&self, cid: &Cid) -> Option<Block> {
@@ -265,13 +281,11 @@ impl BlockSource for Whole {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let (whole, fetched) = (self.clone(), self.source.get(cid));
-        async move {
-            let block = fetched.await?;
-            whole.check_block(&block).await?;
-            Ok(block)
-        }
-        .boxed()
+        self.checked(self.source.get(cid))
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.checked(self.source.get_ahead(cid, ahead))
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

@@ -8,6 +8,7 @@
 //! [`PARTS_MAX`] parts, or if the representation is empty.
 
 use bytes::Bytes;
+use content::scope::EntityBytes;
 use http::HeaderValue;
 use std::ops::Range;
 
@@ -33,6 +34,20 @@ pub enum Selection {
 pub fn select(header: Option<&HeaderValue>, size: u64) -> Selection {
     let Some(header) = header else { return Selection::Whole };
     header.to_str().ok().and_then(|text| parse(text, size)).unwrap_or(Selection::Whole)
+}
+
+/// The range of a `Range` header before the size of the representation is known, if there is exactly one.
+pub fn single(header: Option<&HeaderValue>) -> Option<EntityBytes> {
+    let (unit, member) = header?.to_str().ok()?.trim().split_once('=')?;
+    if !unit.eq_ignore_ascii_case("bytes") || member.contains(',') {
+        return None;
+    }
+    let bound = |text: &str| number(text.trim()).and_then(|offset| i64::try_from(offset).ok());
+    match member.split_once('-')? {
+        ("", suffix) => EntityBytes::new(-bound(suffix)?, None).ok(),
+        (first, "") => EntityBytes::new(bound(first)?, None).ok(),
+        (first, last) => EntityBytes::new(bound(first)?, Some(bound(last)?)).ok(),
+    }
 }
 
 /// `None` unless the text is a valid set of byte ranges.
@@ -181,6 +196,25 @@ mod tests {
 
     fn of(text: &str, size: u64) -> Selection {
         select(Some(&HeaderValue::from_str(text).expect("a header")), size)
+    }
+
+    #[test]
+    fn a_single_range_is_known_before_the_size() {
+        let table = [
+            ("bytes=10-19", Some(10..20)),
+            ("bytes=90-", Some(90..100)),
+            ("bytes=-5", Some(95..100)),
+            ("bytes=10-19,30-39", None),
+            ("bytes=19-10", None),
+            ("bytes=x-1", None),
+            ("lines=1-2", None),
+            ("bytes=-0", Some(0..100)),
+        ];
+        for (text, expected) in table {
+            let found = single(Some(&HeaderValue::from_static(text))).and_then(|range| range.resolve(100));
+            assert_eq!(found, expected, "{text}");
+        }
+        assert_eq!(single(None), None);
     }
 
     #[test]

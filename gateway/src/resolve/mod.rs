@@ -20,7 +20,7 @@ use crate::resolve::source::RootSource;
 use bytes::Bytes;
 use content::path::{PathError, Root};
 use content::unixfs::{Node, dir};
-use content::walk::{self, Resolved, WalkError};
+use content::walk::{self, Purpose, Resolved, WalkError};
 use content::{Block, Cid, ContentPath, Name, NameError, NameResolver, Policy, Verdict, ipld};
 use http::HeaderValue;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -193,7 +193,9 @@ pub async fn resolve(
     generation: u64,
     shows_index: bool,
 ) -> Result<PathTarget, Problem> {
-    let resolved = walk(source, target).await?;
+    // A request for a directory without a slash is redirected.
+    let further = (shows_index && target.trailing_slash).then_some(INDEX);
+    let resolved = walk_for(source, target, &Purpose { further, ..source.purpose() }).await?;
     let roots = roots_header(&resolved);
     let block = &resolved.block;
     let entity = |block: &Block, etag: &Cid, size: u64, modified: Option<SystemTime>, name: Option<&str>| Entity {
@@ -240,7 +242,11 @@ pub async fn resolve(
 /// # Errors
 /// [`Problem`] when the path cannot be resolved or a block cannot be fetched.
 pub async fn walk(source: &RootSource, target: &Target) -> Result<Resolved, Problem> {
-    Ok(walk::resolve_under(source, source.policy(), target.root, &target.segments).await?)
+    walk_for(source, target, &source.purpose()).await
+}
+
+async fn walk_for(source: &RootSource, target: &Target, purpose: &Purpose) -> Result<Resolved, Problem> {
+    Ok(walk::resolve_for(source, source.policy(), target.root, &target.segments, purpose).await?)
 }
 
 /// `X-Ipfs-Roots` of a resolved path.
@@ -263,7 +269,7 @@ async fn index_of(
 ) -> Result<Option<(Block, u64, Option<SystemTime>)>, Problem> {
     let Some(cid) = dir::lookup(source, &resolved.block, INDEX).await? else { return Ok(None) };
     resolved.check_further(source.policy(), segments, INDEX).map_err(WalkError::Source)?;
-    let block = source.fetch(&cid).await.map_err(WalkError::Source)?;
+    let block = source.fetch_content(&cid).await.map_err(WalkError::Source)?;
     match Node::decode(&block) {
         Ok(Node::File(file)) => Ok(Some((block, file.size(), file.modified()))),
         _ => Ok(None),

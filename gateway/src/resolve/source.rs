@@ -9,7 +9,8 @@ use crate::trace::RequestTrace;
 use cache::LookupObserver;
 use content::budget::Budget;
 use content::cid::is_identity;
-use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
+use content::walk::Purpose;
+use content::{Block, BlockSource, Cid, Policy, ReadAhead, SourceError, Work};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -123,6 +124,8 @@ pub struct RootSource {
     session: OnceLock<Arc<dyn BlockSource>>,
     /// The processor budget.
     work: Work,
+    /// What the response needs at the end of its path.
+    purpose: Purpose,
 }
 
 impl RootSource {
@@ -133,8 +136,25 @@ impl RootSource {
 
     /// The same with the limits of the client, and a processor budget.
     pub fn within(sources: &Arc<Sources>, root: Cid, client: LimitedClient, local_only: bool, work: Work) -> Arc<Self> {
+        Self::with_purpose(sources, root, client, local_only, work, Purpose::default())
+    }
+
+    /// The same for a response that needs a part of the DAG at the end of its path.
+    pub fn with_purpose(
+        sources: &Arc<Sources>,
+        root: Cid,
+        client: LimitedClient,
+        local_only: bool,
+        work: Work,
+        purpose: Purpose,
+    ) -> Arc<Self> {
         let (sources, farthest, session) = (Arc::clone(sources), Arc::default(), OnceLock::new());
-        Arc::new(Self { sources, root, client, local_only, farthest, session, work })
+        Arc::new(Self { sources, root, client, local_only, farthest, session, work, purpose })
+    }
+
+    /// What the response needs at the end of its path.
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     /// The root.
@@ -218,6 +238,40 @@ impl RootSource {
             None => self.get(cid).await,
         }
     }
+
+    /// The same for a block at the end of a path, whose content the response needs.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn fetch_content(&self, cid: &Cid) -> Result<Block, SourceError> {
+        match self.peek(cid) {
+            Some(block) => Ok(block),
+            None => self.get_ahead(cid, &ReadAhead::below(*cid, self.purpose.scope)).await,
+        }
+    }
+
+    /// Fetches a block with `fetch`, which is given the session.
+    fn get_with(
+        &self,
+        cid: &Cid,
+        fetch: impl FnOnce(&dyn BlockSource) -> BoxFuture<'static, Result<Block, SourceError>>,
+    ) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.farthest.record_tier(Tier::Disk);
+        // The data of an identity CID are in the CID itself.
+        if is_identity(cid) {
+            return self.sources.local.get(cid);
+        }
+        let span = self.client.trace.as_ref().and_then(|trace| trace.block(cid));
+        let get = if self.local_only { self.sources.local.get(cid) } else { fetch(&**self.session()) };
+        let (Some(span), knows_tier) = (span, !self.local_only) else { return get };
+        async move {
+            let found = get.await;
+            let size = found.as_ref().map(|block| block.data().len());
+            span.end(size.map_err(ToString::to_string), knows_tier);
+            found
+        }
+        .boxed()
+    }
 }
 
 impl BlockSource for RootSource {
@@ -242,21 +296,11 @@ impl BlockSource for RootSource {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.farthest.record_tier(Tier::Disk);
-        // The data of an identity CID are in the CID itself.
-        if is_identity(cid) {
-            return self.sources.local.get(cid);
-        }
-        let span = self.client.trace.as_ref().and_then(|trace| trace.block(cid));
-        let get = if self.local_only { self.sources.local.get(cid) } else { self.session().get(cid) };
-        let (Some(span), knows_tier) = (span, !self.local_only) else { return get };
-        async move {
-            let found = get.await;
-            let size = found.as_ref().map(|block| block.data().len());
-            span.end(size.map_err(ToString::to_string), knows_tier);
-            found
-        }
-        .boxed()
+        self.get_with(cid, |session| session.get(cid))
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.get_with(cid, |session| session.get_ahead(cid, ahead))
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
@@ -302,6 +346,19 @@ impl BlockSource for PacedSource {
         async move {
             tokio::time::sleep(delay).await;
             source.get(&cid).await
+        }
+        .boxed()
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let delay = self.delay();
+        if delay.is_zero() {
+            return self.source.get_ahead(cid, ahead);
+        }
+        let (source, cid, ahead) = (Arc::clone(&self.source), *cid, ahead.clone());
+        async move {
+            tokio::time::sleep(delay).await;
+            source.get_ahead(&cid, &ahead).await
         }
         .boxed()
     }
@@ -378,14 +435,19 @@ impl PermitSource {
     }
 }
 
-impl BlockSource for PermitSource {
-    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let (gate, upstream, cid) = (self.gate.clone(), Arc::clone(&self.upstream), *cid);
+impl PermitSource {
+    /// Fetches a block behind the gate.
+    fn fetch(&self, cid: &Cid, ahead: Option<&ReadAhead>) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let (gate, upstream, cid, ahead) = (self.gate.clone(), Arc::clone(&self.upstream), *cid, ahead.cloned());
         async move {
             let permit = gate.acquire().await?;
             gate.farthest.record_tier(Tier::Network);
             let span = gate.client.trace.as_ref().and_then(|trace| trace.network_fetch(&cid));
-            let fetched = upstream.get(&cid).await;
+            let fetching = match &ahead {
+                Some(ahead) => upstream.get_ahead(&cid, ahead),
+                None => upstream.get(&cid),
+            };
+            let fetched = fetching.await;
             span.into_iter().for_each(|span| span.end(fetched.as_ref().err()));
             if let (Some(trace), Ok(_)) = (&gate.client.trace, &fetched) {
                 trace.count(ContentTier::Network);
@@ -395,6 +457,16 @@ impl BlockSource for PermitSource {
             fetched
         }
         .boxed()
+    }
+}
+
+impl BlockSource for PermitSource {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.fetch(cid, None)
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.fetch(cid, Some(ahead))
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

@@ -13,7 +13,8 @@ use libp2p::swarm::{
     SubstreamProtocol, THandlerInEvent, ToSwarm,
 };
 use libp2p::{PeerId, StreamProtocol};
-use p2p_bridge::bitswap::message::{MAX_MESSAGE_BYTES, Message};
+use p2p_bridge::bitswap::message::Message;
+use p2p_bridge::framing::MAX_MESSAGE_BYTES;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::ErrorKind;

@@ -59,6 +59,8 @@ async fn stored_blocks_are_found_by_every_cid_of_their_hash(home: Home) {
             let got = store.get(&cid).await.expect("it is held");
             assert_eq!((got.cid(), got.data()), (&cid, block.data()));
             assert_eq!(store.has(&cid).await, Ok(true));
+            let stored = store.get_stored(&cid).await.expect("reads").expect("it is held");
+            assert_eq!((stored.shape(), stored.block().as_ref()), (shape, Ok(block.data())));
         }
         assert_eq!(store.find(&key(block)).await.expect("reads").as_ref(), Some(block.data()));
         assert_eq!(store.look(&key(block)).await.expect("reads").as_ref(), Some(block.data()));
@@ -114,6 +116,7 @@ async fn missing_blocks_are_not_found(home: Home) {
     assert_eq!(store.find(&key(&absent)).await.expect("reads"), None);
     assert_eq!(store.look(&key(&absent)).await.expect("reads"), None);
     assert_eq!(store.stored(&key(&absent)).await.expect("reads"), None);
+    assert_eq!(store.get_stored(absent.cid()).await, Ok(None));
     let shapes = store.shapes(vec![key(&absent), key(&here), key(&absent)]).await.expect("reads");
     assert!(matches!(shapes[..], [None, Some(Shape::Raw { block_bytes: 1_000 }), None]), "{shapes:?}");
     assert!(!store.is_pinned(&key(&absent)).await.expect("reads"));
@@ -128,6 +131,7 @@ async fn identity_cids_need_no_space(home: Home) {
     store.cache(std::slice::from_ref(&block)).await;
     assert_eq!(store.stats().blocks, 0);
     assert_eq!(store.get(&inline).await, Ok(block.clone()));
+    assert_eq!(store.get_stored(&inline).await, Ok(None));
     assert_eq!(store.has(&inline).await, Ok(true));
     let pin = store.pin_recursive(inline, None, supply(&[block])).await.expect("pins");
     assert_eq!(pin.blocks, 0, "an identity CID has no stored block");

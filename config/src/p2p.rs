@@ -66,6 +66,10 @@ pub struct P2p {
     pub gateways: Vec<String>,
     /// Also fetch from trustless gateways that provider records name.
     pub http_retrieval: bool,
+    /// Request what a reader needs of a file, a directory or a DAG from trustless gateways as one CAR, verified as it
+    /// streams, and not block by block. They learn by which paths content is requested. It is new: false, the default,
+    /// is block by block.
+    pub http_cars: bool,
     /// The file with the pre-shared key of a private network, in any encoding of swarm.key. The node connects only to
     /// peers with the same key, over TCP only. Empty: DATA_DIR/swarm.key if it exists, and otherwise the public
     /// network.
@@ -172,6 +176,7 @@ impl Default for P2p {
             routers: Vec::new(),
             gateways: Vec::new(),
             http_retrieval: true,
+            http_cars: false,
             swarm_key: PathBuf::new(),
             private_only: false,
             relay_client: true,

@@ -24,7 +24,7 @@ use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
 use crate::network_policy::NetworkPolicy;
-use crate::observers::SessionObserver;
+use crate::observers::{BlockTransport, SessionObserver};
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::peers::{ConnectedPeer, Latency, Load, RootState};
@@ -201,21 +201,27 @@ impl Bridge {
         let (pushed, readers) = (Arc::<Pushed>::default(), Arc::<Readers>::default());
         let (start, transfers) = mpsc::unbounded_channel();
         let (reports, events) = mpsc::unbounded_channel();
-        let context = Arc::new(dag::client::active::Context {
-            wants: wants.clone(),
-            pushed: Arc::clone(&pushed),
-            readers: Arc::clone(&readers),
-            policy: options.policy.clone(),
-            names: dag::client::active::names_budget(&memory),
-            memory,
-            events: reports,
-            metrics: dag::client::metrics::Metrics::register(registry),
-        });
-        let dag = dag.asking(dag::behaviour::Asking { context: Arc::clone(&context), transfers });
-        let bitswap = match options.bitswap.dag_protocol {
-            true => bitswap.with_transfers(context, behaviour::Transfers { start, events }),
-            false => bitswap,
+        let names = dag::client::active::names_budget(&memory);
+        let context = |over, metrics| {
+            Arc::new(dag::client::active::Context {
+                wants: wants.clone(),
+                pushed: Arc::clone(&pushed),
+                readers: Arc::clone(&readers),
+                policy: options.policy.clone(),
+                memory: memory.clone(),
+                names: Arc::clone(&names),
+                events: reports.clone(),
+                metrics,
+                over,
+            })
         };
+        let of_peers = context(BlockTransport::Dag, dag::client::metrics::Metrics::register(registry));
+        // Those from gateways are counted as such.
+        let of_gateways = || context(BlockTransport::Http, dag::client::metrics::Metrics::default());
+        let from_gateways = options.http.cars.then(of_gateways);
+        let dag = dag.asking(dag::behaviour::Asking { context: Arc::clone(&of_peers), transfers });
+        let from_peers = options.bitswap.dag_protocol.then_some((of_peers, start));
+        let bitswap = bitswap.with_transfers(behaviour::Transfers { from_peers, from_gateways, events });
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;

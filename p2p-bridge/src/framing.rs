@@ -111,6 +111,11 @@ impl Memory {
         taken.map_err(|_| io::ErrorKind::OutOfMemory)?.map_err(io::Error::other)
     }
 
+    /// Takes bytes if they are free.
+    pub fn try_take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.bytes).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
+    }
+
     /// The size of the budget, in bytes.
     pub fn bytes_max(&self) -> usize {
         self.bytes_max

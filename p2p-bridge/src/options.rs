@@ -195,11 +195,13 @@ pub struct HttpOptions {
     pub gateways: Vec<String>,
     /// Also ask the trustless gateways that provider records name.
     pub from_records: bool,
+    /// Request what a reader will need as one CAR.
+    pub cars: bool,
 }
 
 impl Default for HttpOptions {
     fn default() -> Self {
-        Self { routers: Vec::new(), gateways: Vec::new(), from_records: true }
+        Self { routers: Vec::new(), gateways: Vec::new(), from_records: true, cars: false }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::bitswap::behaviour::SessionCommand;
 use crate::dag::client::pushed::{Pushed, Reader, Readers};
 use crate::discovery::negative_cache::{Advice, Missing, NegativeCache};
 use crate::network_policy::NetworkPolicy;
-use crate::observers::{BlockTransport, HasObservers as _, Observation, SessionEvent, SessionObserver};
+use crate::observers::{HasObservers as _, Observation, SessionEvent, SessionObserver};
 use crate::wants::{SessionId, Wants};
 use content::{Block, BlockKey, BlockSource, Cid, ReadAhead, SourceError, hashes};
 use futures::FutureExt;
@@ -57,8 +57,8 @@ impl Shared {
 
     /// A block that was received before it was requested.
     fn take_pushed(&self, session: &SessionId, cid: &Cid) -> Option<Block> {
-        let block = self.pushed.take(cid)?;
-        self.wants.observers().tell(session, SessionEvent::Received(BlockTransport::Dag, block.data().len()));
+        let (block, over) = self.pushed.take_with_transport(cid)?;
+        self.wants.observers().tell(session, SessionEvent::Received(over, block.data().len()));
         Some(block)
     }
 

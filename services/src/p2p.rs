@@ -101,6 +101,7 @@ pub fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigErr
             routers: p2p.routers.clone(),
             gateways: p2p.gateways.clone(),
             from_records: p2p.http_retrieval,
+            cars: p2p.http_cars,
         },
         nat: NatOptions {
             relay_client: p2p.relay_client,
@@ -316,11 +317,15 @@ mod tests {
     }
 
     #[test]
-    fn the_dag_protocol_can_be_turned_on() {
+    fn transfers_of_dags_can_be_turned_on() {
         let dir = tempfile::tempdir().expect("a folder");
-        for (variables, expected) in [(&[][..], false), (&[("P2P_DAG_PROTOCOL", "true")], true)] {
+        for (variables, expected) in [
+            (&[][..], [false; 2]),
+            (&[("P2P_DAG_PROTOCOL", "true")], [true, false]),
+            (&[("P2P_HTTP_CARS", "true")], [false, true]),
+        ] {
             let options = options(&loaded(dir.path(), variables), false).expect("good settings");
-            assert_eq!(options.bitswap.dag_protocol, expected);
+            assert_eq!([options.bitswap.dag_protocol, options.http.cars], expected);
         }
     }
 

@@ -3,9 +3,9 @@
 use super::tiers::fetch_all;
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::corpus::{self, Item};
-use crate::support::eventually;
 use crate::support::kubo::Kubo;
 use crate::support::noise::Noise;
+use crate::support::{assert_same_bytes, client, eventually};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -14,15 +14,18 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const GATEWAYS: &str = "CAUSEWAY_P2P_GATEWAYS";
+const CARS: &str = "CAUSEWAY_P2P_HTTP_CARS";
+const SINGLE_BLOCKS: &str = "causeway_http_source_requests_total{outcome=\"block\"}";
+const CAR_BLOCKS: &str = "causeway_http_source_car_blocks_total";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn causeway_reads_from_causeway_over_http() {
-    let (first, second) = (folder(), folder());
+    let dir = folder();
     let kubo = Kubo::start().await;
     let items = items(&kubo);
-    let holder = Launch::new(first.path());
+    let holder = Launch::new(dir.path());
     for item in &items {
-        let car = first.path().join(format!("{}.car", item.root));
+        let car = dir.path().join(format!("{}.car", item.root));
         if !car.exists() {
             kubo.export(&item.root, &car);
             holder.import(&car);
@@ -30,22 +33,32 @@ async fn causeway_reads_from_causeway_over_http() {
     }
     kubo.stop().await;
     let holder = holder.start().await;
-    read_over_http(second, &holder.url(""), &items).await;
+    for cars in [false, true] {
+        read_over_http(cars, &holder.url(""), &items).await;
+    }
     holder.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn text_travels_between_causeways_as_it_is_stored() {
-    let (first, second) = (folder(), folder());
-    let launch = Launch::new(first.path());
+    let dir = folder();
+    let launch = Launch::new(dir.path());
     let text: Vec<u8> = (0..100_000).flat_map(|line| format!("line {line} of a file\n").into_bytes()).collect();
-    std::fs::write(first.path().join("text"), &text).expect("the folder is ours");
+    std::fs::write(dir.path().join("text"), &text).expect("the folder is ours");
     let add = |flags: &[&str]| launch.run(&[&["add", "-Q"], flags, &["text"]].concat()).expect("is added");
     let roots = [add(&["--cid-version=1"]), add(&["--cid-version=0"])];
     let holder = launch.start().await;
-    let reader = Launch::new(second.path()).set(GATEWAYS, holder.url("")).start().await;
-    for root in &roots {
-        reader.expect(&format!("/ipfs/{root}"), &text).await;
+    for cars in [false, true] {
+        text_is_read_as_it_is_stored(cars, &holder.url(""), &roots, &text).await;
+    }
+    holder.stop().await;
+}
+
+async fn text_is_read_as_it_is_stored(cars: bool, gateway: &str, roots: &[String], text: &[u8]) {
+    let dir = folder();
+    let reader = Launch::new(dir.path()).set(GATEWAYS, gateway).set(CARS, cars).start().await;
+    for root in roots {
+        reader.expect(&format!("/ipfs/{root}"), text).await;
     }
     // A block is counted after it was delivered.
     eventually("all blocks are counted", Duration::from_secs(30), async || {
@@ -58,16 +71,71 @@ async fn text_travels_between_causeways_as_it_is_stored() {
     let bodies = metrics.sample("causeway_http_source_body_bytes_total");
     assert!(bodies < blocks / 3, "{bodies} of {blocks} bytes were received");
     assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"useless\"}"), 0);
+    assert_eq!(metrics.sample(CAR_BLOCKS) > 0, cars);
     reader.stop().await;
-    holder.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn causeway_reads_from_kubo_over_http() {
     let kubo = Kubo::start().await;
     let items = items(&kubo);
-    read_over_http(folder(), &kubo.gateway(), &items).await;
+    for cars in [false, true] {
+        read_over_http(cars, &kubo.gateway(), &items).await;
+    }
     assert_eq!(kubo.sent().await.blocks, 0, "nothing went over Bitswap");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_from_kubo_is_one_request() {
+    let content = Noise::bytes(301, 20_000_000);
+    let kubo = Kubo::start().await;
+    let roots =
+        [&["--cid-version=1", "--raw-leaves"][..], &["--cid-version=0"]].map(|flags| kubo.add(&content[..], flags));
+    expect_one_request_each(&kubo.gateway(), &roots, &content).await;
+    assert_eq!(kubo.sent().await.blocks, 0, "nothing went over Bitswap");
+    kubo.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_from_another_causeway_is_one_request() {
+    let (content, dir) = (Noise::bytes(302, 20_000_000), folder());
+    let launch = Launch::new(dir.path());
+    std::fs::write(dir.path().join("noise"), &content).expect("the folder is ours");
+    let add = |flags: &[&str]| launch.run(&[&["add", "-Q"], flags, &["noise"]].concat()).expect("is added");
+    let roots = [add(&["--cid-version=1"]), add(&["--cid-version=0"])];
+    let holder = launch.start().await;
+    expect_one_request_each(&holder.url(""), &roots, &content).await;
+    holder.stop().await;
+}
+
+/// Reads a file by each of its roots from a gateway: as a whole, and again a part of it.
+async fn expect_one_request_each(gateway: &str, roots: &[String], content: &[u8]) {
+    let dirs = [folder(), folder()];
+    let [whole, part] = dirs.each_ref().map(|dir| Launch::new(dir.path()).set(GATEWAYS, gateway).set(CARS, true));
+    let (whole, part) = (whole.start().await, part.start().await);
+    for root in roots {
+        whole.expect(&format!("/ipfs/{root}"), content).await;
+        let request = client().get(part.url(&format!("/ipfs/{root}"))).header("range", "bytes=9000000-9999999");
+        let answer = request.send().await.expect("the gateway answers");
+        assert_eq!(answer.status(), 206);
+        let body = answer.bytes().await.expect("a body");
+        assert_eq!(body.len(), 1_000_000);
+        assert_same_bytes("a part", &body, &content[9_000_000..10_000_000]);
+    }
+    for causeway in [whole, part] {
+        let complete = "causeway_http_source_cars_total{outcome=\"complete\"}";
+        eventually("both requests have ended", Duration::from_secs(30), async || {
+            let ended = causeway.metrics().await.sample(complete);
+            // Of a part, the beginning of the file is read as well, for its type.
+            let roots = roots.len() as u64;
+            if (roots..=2 * roots).contains(&ended) { Ok(()) } else { Err(format!("{ended} have ended")) }
+        })
+        .await;
+        let metrics = causeway.metrics().await;
+        let single = metrics.sample("causeway_http_source_requests_total{outcome=\"block\"}");
+        assert!(single <= 2, "{single} blocks were requested one by one");
+        causeway.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,7 +154,8 @@ async fn invalid_blocks_of_a_gateway_are_rejected() {
     assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"lie\"}"), 1);
     assert_eq!(metrics.sample("causeway_http_source_breakers_open"), 1);
     assert_eq!(metrics.sample("causeway_http_source_block_bytes_total"), 0);
-    assert_eq!(misbehaving.asked(), 1, "once was enough");
+    assert_eq!(metrics.sample("causeway_http_source_cars_total{outcome=\"refused\"}"), 1);
+    assert_eq!(misbehaving.asked(), 2, "for a CAR and for a block; once was enough");
     causeway.stop().await;
 
     // With an honest peer, the content is fetched and correct.
@@ -96,16 +165,25 @@ async fn invalid_blocks_of_a_gateway_are_rejected() {
 }
 
 /// Reads everything through one gateway without other sources, and again without it.
-async fn read_over_http(dir: TempDir, gateway: &str, items: &[Item]) {
-    let causeway = Launch::new(dir.path()).set(GATEWAYS, gateway).start().await;
+async fn read_over_http(cars: bool, gateway: &str, items: &[Item]) {
+    let dir = folder();
+    let causeway = Launch::new(dir.path()).set(GATEWAYS, gateway).set(CARS, cars).start().await;
     let cold = fetch_all(&causeway, items).await;
     let (_, _, network) = cold.tiers();
     assert!(network > 0, "the network answered");
-    each_came_over_http_once(&causeway, network).await;
+    if cars {
+        most_came_in_cars(&causeway, network).await;
+    } else {
+        each_came_by_itself_once(&causeway, network).await;
+    }
     assert_eq!(cold.received("duplicate"), 0, "duplicates");
     for outcome in ["lie", "failed", "useless", "busy"] {
         let requests = cold.sample(&format!("causeway_http_source_requests_total{{outcome=\"{outcome}\"}}"));
         assert_eq!(requests, 0, "{outcome}");
+    }
+    for outcome in ["incomplete", "refused", "busy", "failed", "fault", "lie"] {
+        let cars = cold.sample(&format!("causeway_http_source_cars_total{{outcome=\"{outcome}\"}}"));
+        assert_eq!(cars, 0, "CARs: {outcome}");
     }
     assert_eq!(cold.sample("causeway_p2p_connections"), 0, "no peers were connected");
     let warm = fetch_all(&causeway, items).await;
@@ -114,14 +192,25 @@ async fn read_over_http(dir: TempDir, gateway: &str, items: &[Item]) {
 }
 
 /// A block is counted after it was delivered, so that the last ones may not be yet.
-async fn each_came_over_http_once(causeway: &Causeway, network: u64) {
-    let requests = "causeway_http_source_requests_total{outcome=\"block\"}";
+async fn each_came_by_itself_once(causeway: &Causeway, network: u64) {
     eventually("all blocks are counted", Duration::from_secs(30), async || {
-        let blocks = causeway.metrics().await.sample(requests);
+        let blocks = causeway.metrics().await.sample(SINGLE_BLOCKS);
         if blocks >= network { Ok(()) } else { Err(format!("{blocks} of {network} blocks")) }
     })
     .await;
-    assert_eq!(causeway.metrics().await.sample(requests), network, "each block came over HTTP once");
+    assert_eq!(causeway.metrics().await.sample(SINGLE_BLOCKS), network, "each block came over HTTP once");
+}
+
+async fn most_came_in_cars(causeway: &Causeway, network: u64) {
+    eventually("all blocks are counted", Duration::from_secs(30), async || {
+        let metrics = causeway.metrics().await;
+        let (single, of_cars) = (metrics.sample(SINGLE_BLOCKS), metrics.sample(CAR_BLOCKS));
+        if single + of_cars >= network { Ok(()) } else { Err(format!("{single} and {of_cars} of {network} blocks")) }
+    })
+    .await;
+    let metrics = causeway.metrics().await;
+    let (single, of_cars) = (metrics.sample(SINGLE_BLOCKS), metrics.sample(CAR_BLOCKS));
+    assert!(of_cars > 10 * single, "{single} blocks were requested one by one, and {of_cars} were in CARs");
 }
 
 fn items(kubo: &Kubo) -> Vec<Item> {

@@ -216,7 +216,7 @@ fn harm_transfer(malice: DagMalice, root: &[u8]) -> Vec<u8> {
         DagMalice::Bombs => {
             // A frame of run-length blocks, which announces 8 MiB, and contains as many zeros.
             let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0x80, 0];
-            let block = |last: u32| (128 * 1024 << 3 | 1 << 1 | last).to_le_bytes();
+            let block = |last: u32| ((128 * 1024) << 3 | 1 << 1 | last).to_le_bytes();
             for n in 0..64 {
                 frame.extend(&block(u32::from(n == 63))[..3]);
                 frame.push(0);

@@ -77,6 +77,11 @@ impl Section {
         self.bytes.len()
     }
 
+    /// The claimed CID, and the bytes, which are not verified.
+    pub fn into_parts(self) -> (Cid, Bytes) {
+        (self.cid, self.bytes)
+    }
+
     /// Verifies the block.
     ///
     /// # Errors
@@ -92,6 +97,8 @@ pub struct CarReader<R> {
     reader: R,
     buffer: BytesMut,
     roots: Vec<Cid>,
+    /// The length of the next section, once it was read.
+    next_bytes: Option<usize>,
     done: bool,
 }
 
@@ -101,8 +108,16 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
     /// # Errors
     /// [`CarError`] when it is not a valid CARv1 header.
     pub async fn new(reader: R) -> Result<Self, CarError> {
-        let mut car = Self { reader, buffer: BytesMut::new(), roots: Vec::new(), done: false };
-        let length = car.read_length("the header", HEADER_BYTES_MAX).await?.ok_or(CarError::Truncated("the header"))?;
+        Self::with_short_header(reader, HEADER_BYTES_MAX).await
+    }
+
+    /// The same for an archive whose header may have so many bytes.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn with_short_header(reader: R, header_bytes_max: usize) -> Result<Self, CarError> {
+        let mut car = Self { reader, buffer: BytesMut::new(), roots: Vec::new(), next_bytes: None, done: false };
+        let length = car.read_length("the header", header_bytes_max).await?.ok_or(CarError::Truncated("the header"))?;
         car.fill(length, "the header").await?;
         car.roots = parse_header(&car.buffer[..length])?;
         car.buffer.advance(length);
@@ -120,6 +135,17 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         let block = section.and_then(|section| Ok(section.verify()?));
         self.done |= block.is_err();
         Some(block)
+    }
+
+    /// The length of the next section with its CID, in bytes, before the section is read, for callers that take memory
+    /// for it; `None` at the end of the archive.
+    pub async fn next_section_bytes(&mut self) -> Option<Result<usize, CarError>> {
+        if self.done {
+            return None;
+        }
+        let length = self.read_section_length().await.transpose();
+        self.done = !matches!(length, Some(Ok(_)));
+        length
     }
 
     /// The next section, not verified, for callers that verify several at a time.
@@ -143,15 +169,21 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
     }
 
     async fn read_section(&mut self) -> Result<Option<Section>, CarError> {
-        let Some(length) = self.read_length("a section", CID_BYTES_MAX + MAX_BLOCK_BYTES).await? else {
-            return Ok(None);
-        };
+        let Some(length) = self.read_section_length().await? else { return Ok(None) };
         self.fill(length, "a section").await?;
+        self.next_bytes = None;
         let mut section = &self.buffer[..length];
         let cid = Cid::read_bytes(&mut section).map_err(|error| CarError::Cid(error.to_string()))?;
         let section = Section { cid, bytes: Bytes::copy_from_slice(section) };
         self.buffer.advance(length);
         Ok(Some(section))
+    }
+
+    async fn read_section_length(&mut self) -> Result<Option<usize>, CarError> {
+        if self.next_bytes.is_none() {
+            self.next_bytes = self.read_length("a section", CID_BYTES_MAX + MAX_BLOCK_BYTES).await?;
+        }
+        Ok(self.next_bytes)
     }
 
     /// Reads a length, which must not be zero; `None` at the end of the archive.

@@ -20,6 +20,15 @@ pub enum DagScope {
 }
 
 impl DagScope {
+    /// The value of the `dag-scope` parameter.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::Entity => "entity",
+            Self::All => "all",
+        }
+    }
+
     /// Parses the value of the `dag-scope` parameter.
     pub fn parse(text: &str) -> Option<Self> {
         match text {

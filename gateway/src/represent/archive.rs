@@ -92,11 +92,7 @@ impl CarOptions {
     /// Weak: a later release may frame the same blocks differently.
     fn etag(&self, resolved: &Resolved) -> HeaderValue {
         let Self { scope, entity_bytes, duplicates } = self;
-        let scope = match scope {
-            DagScope::Block => "block",
-            DagScope::Entity => "entity",
-            DagScope::All => "all",
-        };
+        let scope = scope.name();
         let bytes = entity_bytes.as_ref().map(|bytes| format!(".{bytes}")).unwrap_or_default();
         let dups = if *duplicates { ".dups" } else { "" };
         let root = resolved.roots.first().unwrap_or(resolved.block.cid());

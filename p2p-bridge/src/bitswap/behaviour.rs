@@ -11,6 +11,7 @@ use super::server::{Lookup, LookupResult, Server};
 use crate::admission::reputation::Offence;
 use crate::bitswap::http_peers::{Event as HttpEvent, HttpPeers};
 use crate::dag::client::active::{ActiveTransfer, Context as DagContext, TransferEnd, TransferEvent};
+use crate::dag::message::{EndStatus, TransferId};
 use crate::fairness::{Service, SharedLedger};
 use crate::framing::Memory;
 use crate::metrics::{BlockKind, Metrics};
@@ -83,10 +84,12 @@ pub struct PeerSettings {
     pub serve_to: ServeTo,
 }
 
-/// The channels between this behaviour, which asks peers, and the connections' transfers.
+/// The transfers of DAGs that this behaviour asks for.
 pub struct Transfers {
-    /// Transfers to start.
-    pub start: mpsc::UnboundedSender<Arc<ActiveTransfer>>,
+    /// What transfers of the DAG protocol share, and where they are started; `None` if the protocol is not used.
+    pub from_peers: Option<(Arc<DagContext>, mpsc::UnboundedSender<Arc<ActiveTransfer>>)>,
+    /// What transfers from gateways share.
+    pub from_gateways: Option<Arc<DagContext>>,
     /// What the transfers report.
     pub events: mpsc::UnboundedReceiver<TransferEvent>,
 }
@@ -108,7 +111,7 @@ pub struct Behaviour {
     peer_settings: PeerSettings,
     /// Gateways, which the client asks as peers.
     http: HttpPeers,
-    /// The transfers of the DAG protocol, if it is used.
+    /// The transfers, if any are used.
     transfers: Option<Transfers>,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
@@ -155,9 +158,14 @@ impl Behaviour {
         }
     }
 
-    /// Uses the DAG protocol for blocks below those that are requested.
-    pub fn with_transfers(mut self, context: Arc<DagContext>, transfers: Transfers) -> Self {
-        self.client.use_transfers(context);
+    /// Asks peers and gateways for blocks below those that are requested.
+    pub fn with_transfers(mut self, transfers: Transfers) -> Self {
+        if let Some((context, _)) = &transfers.from_peers {
+            self.client.use_transfers(Arc::clone(context));
+        }
+        if let Some(context) = &transfers.from_gateways {
+            self.client.use_gateway_transfers(Arc::clone(context));
+        }
         self.transfers = Some(transfers);
         self
     }
@@ -359,9 +367,16 @@ impl Behaviour {
         }
     }
 
-    fn start(&self, active: Arc<ActiveTransfer>) {
-        self.observers().tell(&active.session, SessionEvent::Asked(active.peer, BlockTransport::Dag));
-        let sent = self.transfers.as_ref().map(|transfers| transfers.start.send(Arc::clone(&active)));
+    fn start(&mut self, active: Arc<ActiveTransfer>) {
+        self.observers().tell(&active.session, SessionEvent::Asked(active.peer, active.over()));
+        if active.over() == BlockTransport::Http {
+            if !self.http.start(&active, Instant::now()) {
+                active.reject(TransferEnd::Status(EndStatus::Busy));
+            }
+            return;
+        }
+        let start = self.transfers.as_ref().and_then(|transfers| transfers.from_peers.as_ref());
+        let sent = start.map(|(_, start)| start.send(Arc::clone(&active)));
         if !matches!(sent, Some(Ok(()))) {
             active.lost();
         }
@@ -384,6 +399,9 @@ impl Behaviour {
         match event {
             TransferEvent::Speaks { peer, speaks } => self.client.set_speaks_dag(peer, speaks),
             TransferEvent::Received { transfer, key, bytes } => {
+                if let Some(gateway) = self.gateway_of(transfer) {
+                    self.http.car_received(&gateway, bytes);
+                }
                 self.client.transfer_received(transfer, key, bytes, now);
                 // A waiter may have been added after delivery and before this event.
                 for (cid, session) in self.wants.waiting(&key) {
@@ -393,12 +411,35 @@ impl Behaviour {
             TransferEvent::Absent { transfer, cid } => self.client.transfer_lacks(transfer, &cid, now),
             TransferEvent::Dropped { transfer, cid } => self.client.transfer_dropped(transfer, &cid, now),
             TransferEvent::Ended { transfer, end } => {
-                let peer = self.client.transfer_peer(transfer);
-                tracing::debug!(peer = ?peer.as_ref().map(ToString::to_string), ?transfer, ?end, "a DAG transfer has ended");
+                let source = self.client.transfer_source(transfer);
+                tracing::debug!(?source, ?end, "the transfer of a DAG has ended");
                 self.client.transfer_ended(transfer, &end, now);
-                peer.into_iter().for_each(|peer| self.judge(peer, &end, now));
+                match source {
+                    Some((gateway, BlockTransport::Http)) => self.judge_gateway(gateway, &end, now),
+                    Some((peer, _)) => self.judge(peer, &end, now),
+                    None => {}
+                }
             }
         }
+    }
+
+    /// The gateway of a transfer, if it is from one.
+    fn gateway_of(&self, transfer: TransferId) -> Option<PeerId> {
+        let (peer, over) = self.client.transfer_source(transfer)?;
+        (over == BlockTransport::Http).then_some(peer)
+    }
+
+    /// What the end of a transfer means for the gateway.
+    fn judge_gateway(&mut self, gateway: PeerId, end: &TransferEnd, now: Instant) {
+        match end {
+            TransferEnd::InvalidBlock => {
+                tracing::debug!(%gateway, "the gateway sent an invalid block in a CAR");
+                self.client.peer_lied(gateway, now);
+            }
+            TransferEnd::Fault(reason) => tracing::debug!(%gateway, reason, "the gateway sent an invalid CAR"),
+            _ => {}
+        }
+        self.http.car_ended(&gateway, end, now);
     }
 
     /// Whether the end of a transfer is an offence of the peer.
@@ -420,6 +461,7 @@ impl Behaviour {
             | TransferEnd::GivenUp
             | TransferEnd::TooManyBlocks
             | TransferEnd::NamesLost
+            | TransferEnd::Declined(_)
             | TransferEnd::Cancelled => {}
         }
     }
@@ -478,7 +520,7 @@ impl Behaviour {
 
     fn on_http(&mut self, event: HttpEvent, now: Instant) {
         match event {
-            HttpEvent::Connected { peer, favoured } => self.client.peer_connected(peer, favoured, now),
+            HttpEvent::Connected { peer, favoured } => self.client.gateway_connected(peer, favoured, now),
             HttpEvent::Disconnected(peer) => self.client.peer_disconnected(peer, now),
             HttpEvent::Received(peer, received) => self.received(peer, received, now),
         }

@@ -16,12 +16,13 @@
 
 use crate::bitswap::handler::Received;
 use crate::bitswap::message::{Ask, WantEntry};
+use crate::dag::client::active::{ActiveTransfer, Decline, TransferEnd};
 use crate::http_source::address::{AddressError, Base};
 use crate::http_source::breaker::{Breakers, FAILURES_MAX, Fault};
 use crate::http_source::client::{Answer, GatewayClient, Outcome, RequestKind};
 use crate::http_source::dialling::{Clients, Trust};
-use crate::http_source::metrics::{Metrics, OutcomeKind};
-use crate::http_source::source::{Load, Source, Want};
+use crate::http_source::metrics::{CarOutcome, Metrics, OutcomeKind};
+use crate::http_source::source::{CARS_PART, Load, Source, Want};
 use crate::wants::Wants;
 use content::BlockKey;
 use libp2p::{Multiaddr, PeerId};
@@ -93,10 +94,19 @@ struct Running {
     origin: Arc<str>,
 }
 
+/// A running request for a CAR.
+struct RunningCar {
+    peer: PeerId,
+    trust: Trust,
+    origin: Arc<str>,
+}
+
 /// The requests to all gateways of one trust level.
 #[derive(Default)]
 struct RequestQueue {
     running: usize,
+    /// Those of them that are for CARs.
+    cars: usize,
     /// Gateways with queued wants, in round robin.
     ready: VecDeque<PeerId>,
 }
@@ -115,6 +125,9 @@ pub struct HttpPeers {
     untrusted: RequestQueue,
     requests: JoinSet<Answer>,
     running: HashMap<Id, Running>,
+    /// Requests for CARs, which end with whether their connection is multiplexed.
+    cars: JoinSet<bool>,
+    running_cars: HashMap<Id, RunningCar>,
     events: VecDeque<Event>,
 }
 
@@ -157,6 +170,8 @@ impl HttpPeers {
             untrusted: RequestQueue::default(),
             requests: JoinSet::new(),
             running: HashMap::new(),
+            cars: JoinSet::new(),
+            running_cars: HashMap::new(),
             events: VecDeque::new(),
         }
     }
@@ -227,7 +242,7 @@ impl HttpPeers {
         if untrusted().count() < UNTRUSTED_MAX {
             return true;
         }
-        let idle = untrusted().filter(|(_, source)| source.wants.is_empty());
+        let idle = untrusted().filter(|(_, source)| source.is_unused());
         let Some(longest) = idle.min_by_key(|(_, source)| source.used).map(|(peer, _)| *peer) else { return false };
         self.disconnect(longest);
         true
@@ -266,6 +281,10 @@ impl HttpPeers {
     pub fn send(&mut self, peer: PeerId, entries: &[WantEntry], now: Instant) -> bool {
         let Some(source) = self.sources.get_mut(&peer) else { return false };
         source.used = now;
+        if !source.connected {
+            // The client is about to learn that its wants are dropped.
+            return true;
+        }
         for entry in entries {
             let Some(key) = BlockKey::of(&entry.cid) else { continue };
             match entry.ask {
@@ -288,7 +307,7 @@ impl HttpPeers {
         };
         let unused = |source: &Source| {
             source.trust == Trust::Untrusted
-                && source.wants.is_empty()
+                && source.is_unused()
                 && now.saturating_duration_since(source.used) > UNTRUSTED_IDLE
         };
         let select = |condition: &dyn Fn(&Source) -> bool| -> Vec<PeerId> {
@@ -309,7 +328,11 @@ impl HttpPeers {
                 Poll::Ready(Some(Ok((id, answer)))) => self.ended(id, Some(answer), now),
                 // It was aborted: requests do not panic.
                 Poll::Ready(Some(Err(error))) => self.ended(error.id(), None, now),
-                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) | Poll::Pending => match self.cars.poll_join_next_with_id(cx) {
+                    Poll::Ready(Some(Ok((id, multiplexed)))) => self.car_task_ended(id, multiplexed, now),
+                    Poll::Ready(Some(Err(error))) => self.car_task_ended(error.id(), false, now),
+                    Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+                },
             }
         }
     }
@@ -374,6 +397,107 @@ impl HttpPeers {
         true
     }
 
+    /// Starts a transfer, as a request for a CAR; `false` if the limits of the gateway's origin do not allow another
+    /// one.
+    pub fn start(&mut self, active: &Arc<ActiveTransfer>, now: Instant) -> bool {
+        let peer = active.peer;
+        let (Some(source), Some(gateway_client)) = (self.sources.get_mut(&peer), &self.gateway_client) else {
+            return false;
+        };
+        let (trust, origin) = (source.trust, Arc::clone(&source.origin));
+        let queue = match trust {
+            Trust::Configured => &mut self.configured,
+            Trust::Untrusted => &mut self.untrusted,
+        };
+        let load = self.loads.entry(Arc::clone(&origin)).or_default();
+        let allowed = self.breakers.get(&origin).allows(load.max(trust), now);
+        let has_room = load.running < allowed && load.cars < (allowed / CARS_PART).max(1);
+        if !source.connected || !has_room || queue.running >= REQUESTS_MAX || queue.cars >= REQUESTS_MAX / CARS_PART {
+            return false;
+        }
+        for (running, cars) in [(&mut load.running, &mut load.cars), (&mut queue.running, &mut queue.cars)] {
+            *running += 1;
+            *cars += 1;
+        }
+        source.cars += 1;
+        source.used = now;
+        let (gateway_client, base) = (Arc::clone(gateway_client), Arc::clone(&source.base));
+        let (active, metrics) = (Arc::clone(active), self.metrics.clone());
+        let request = self.cars.spawn(async move { gateway_client.transfer(&base, trust, active, &metrics).await });
+        self.running_cars.insert(request.id(), RunningCar { peer, trust, origin });
+        true
+    }
+
+    /// The task of a request for a CAR has ended.
+    fn car_task_ended(&mut self, id: Id, multiplexed: bool, now: Instant) {
+        let Some(RunningCar { peer, trust, origin }) = self.running_cars.remove(&id) else { return };
+        let queue = self.queue(trust);
+        (queue.running, queue.cars) = (queue.running - 1, queue.cars - 1);
+        if let Some(load) = self.loads.get_mut(&origin) {
+            load.running = load.running.saturating_sub(1);
+            load.cars = load.cars.saturating_sub(1);
+            load.multiplexed |= multiplexed;
+        }
+        if let Some(source) = self.sources.get_mut(&peer) {
+            source.cars = source.cars.saturating_sub(1);
+            source.used = now;
+        }
+        self.request_ended(&origin, now);
+    }
+
+    /// A request to an origin has ended, so that others may start.
+    fn request_ended(&mut self, origin: &Arc<str>, now: Instant) {
+        self.sources_at(origin).into_iter().for_each(|peer| self.schedule(peer));
+        self.remove_idle(origin);
+        self.start_requests(now);
+    }
+
+    /// A block of a CAR was verified.
+    pub fn car_received(&mut self, peer: &PeerId, bytes: usize) {
+        self.metrics.block_bytes.inc_by(bytes as u64);
+        self.metrics.car_blocks.inc();
+        let Some(source) = self.sources.get(peer) else { return };
+        self.breakers.change(&source.origin, |breaker| breaker.answered());
+        if let Some(load) = self.loads.get_mut(&source.origin) {
+            load.proven = true;
+        }
+    }
+
+    /// A transfer has ended.
+    pub fn car_ended(&mut self, peer: &PeerId, end: &TransferEnd, now: Instant) {
+        self.metrics.car_ended(CarOutcome::from(end));
+        let Some(source) = self.sources.get(peer) else { return };
+        let (origin, is_untrusted) = (Arc::clone(&source.origin), source.trust == Trust::Untrusted);
+        let fault = match end {
+            TransferEnd::InvalidBlock => Fault::InvalidBlock,
+            TransferEnd::Declined(Decline::Busy(asked_for)) => Fault::Busy(*asked_for),
+            TransferEnd::Declined(Decline::Failed)
+            | TransferEnd::Lost
+            | TransferEnd::Stalled
+            | TransferEnd::GivenUp
+            | TransferEnd::Fault(_) => Fault::Failure,
+            TransferEnd::Declined(Decline::Lacks) => {
+                if self.breakers.change(&origin, |breaker| breaker.missed(is_untrusted, now)) {
+                    self.open(&origin);
+                }
+                return self.count_open_breakers();
+            }
+            TransferEnd::Declined(Decline::Incomplete | Decline::Unsupported | Decline::Refused)
+            | TransferEnd::Status(_)
+            | TransferEnd::TooManyBlocks
+            | TransferEnd::NamesLost
+            | TransferEnd::Cancelled => return,
+        };
+        if self.breakers.change(&origin, |breaker| breaker.failed(fault, now)) {
+            self.open(&origin);
+        }
+        self.count_open_breakers();
+    }
+
+    fn count_open_breakers(&self) {
+        self.metrics.breakers_open.set(i64::try_from(self.breakers.tripped()).unwrap_or(i64::MAX));
+    }
+
     /// A request ended with a result, or was aborted.
     fn ended(&mut self, id: Id, answer: Option<Answer>, now: Instant) {
         let Some(Running { peer, trust, key, origin }) = self.running.remove(&id) else { return };
@@ -389,9 +513,7 @@ impl HttpPeers {
         if let Some(answer) = answer {
             self.answered(peer, key, id, &origin, answer.outcome, now);
         }
-        self.sources_at(&origin).into_iter().for_each(|peer| self.schedule(peer));
-        self.remove_idle(&origin);
-        self.start_requests(now);
+        self.request_ended(&origin, now);
     }
 
     fn answered(&mut self, peer: PeerId, key: BlockKey, id: Id, origin: &str, outcome: Outcome, now: Instant) {
@@ -444,7 +566,7 @@ impl HttpPeers {
         if !received.blocks.is_empty() || !received.presences.is_empty() {
             self.events.push_back(Event::Received(peer, received));
         }
-        self.metrics.breakers_open.set(i64::try_from(self.breakers.tripped()).unwrap_or(i64::MAX));
+        self.count_open_breakers();
         if opened {
             self.open(origin);
         }

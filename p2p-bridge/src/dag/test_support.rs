@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 pub struct TestSource {
     /// The blocks.
     pub blocks: MemoryBlocks,
+    inserted: Mutex<Vec<Block>>,
     stored: Mutex<HashMap<BlockKey, Stored>>,
     /// The blocks that are not served.
     pub withheld: Mutex<HashSet<BlockKey>>,
@@ -28,6 +29,7 @@ impl TestSource {
     /// Stores a block.
     pub fn insert(&self, block: &Block) {
         self.blocks.insert(block);
+        self.inserted.lock().expect("no panic").push(block.clone());
         let Some(key) = block.key() else { return };
         let stored = Encoder::new(CompressionOptions::default()).expect("zstd").encode(block);
         self.stored.lock().expect("no panic").insert(key, stored);
@@ -36,6 +38,11 @@ impl TestSource {
     /// Replaces the stored form of a block.
     pub fn set_stored(&self, cid: &Cid, stored: Stored) {
         self.stored.lock().expect("no panic").insert(BlockKey::of(cid).expect("is stored"), stored);
+    }
+
+    /// All blocks that were inserted.
+    pub fn all(&self) -> Vec<Block> {
+        self.inserted.lock().expect("no panic").clone()
     }
 
     /// Withholds a block.

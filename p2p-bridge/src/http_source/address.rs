@@ -18,6 +18,7 @@
 
 use crate::dialable::{Host, Shape, TransportKind, is_free_port};
 use crate::scope::is_public;
+use content::scope::{DagScope, ScopeOptions};
 use content::{Cid, hashes};
 use libp2p::{Multiaddr, PeerId};
 use reqwest::Url;
@@ -25,6 +26,9 @@ use std::net::IpAddr;
 
 /// The maximum length of a base URL, in bytes.
 const URL_BYTES_MAX: usize = 512;
+
+/// The maximum length of the path in the URL of a CAR, in bytes: less than the request line that servers accept.
+const PATH_BYTES_MAX: usize = 4 * 1024;
 
 /// Why an address is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -128,6 +132,31 @@ impl Base {
         self.content_url(cid, "format=raw")
     }
 
+    /// The URL of a part of a DAG as a CAR
+    /// (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#car-responses-application-vnd-ipld-car>); `None` if a
+    /// URL cannot have the names of the path, or would be too long.
+    pub fn car_url(&self, root: &Cid, path: &[String], scope: &ScopeOptions) -> Option<Url> {
+        let mut query = format!("format=car&dag-scope={}", scope.scope.name());
+        if let (DagScope::Entity, Some(bytes)) = (scope.scope, scope.entity_bytes) {
+            query.push_str(&format!("&entity-bytes={bytes}"));
+        }
+        let mut url = self.content_url(root, &query);
+        let mut whole = url.path().to_owned();
+        for name in path {
+            // Parsers of URLs remove the first two, and servers split a name with a slash.
+            if matches!(name.as_str(), "." | ".." | "") || name.contains('/') {
+                return None;
+            }
+            whole.push('/');
+            whole.extend(name.bytes().map(encoded));
+            if whole.len() > PATH_BYTES_MAX {
+                return None;
+            }
+        }
+        url.set_path(&whole);
+        Some(url)
+    }
+
     fn content_url(&self, cid: &Cid, query: &str) -> Url {
         let mut url = self.url.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
@@ -166,6 +195,14 @@ pub fn check_as_untrusted(url: &Url) -> Result<(), AddressError> {
 impl std::fmt::Display for Base {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.url.as_str())
+    }
+}
+
+/// A byte of a name as it is in a URL (<https://www.rfc-editor.org/rfc/rfc3986#section-2.3>).
+fn encoded(byte: u8) -> String {
+    match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
     }
 }
 

@@ -1,4 +1,5 @@
-//! One request to one gateway: the request, the limits for its response, and the meaning of the response.
+//! One request for a single block to one gateway: the request, the limits for its response, and the meaning of the
+//! response.
 //!
 //! Goals: a response costs at most the memory of a block and the timeouts below; blocks are verified and delivered
 //! here, outside the swarm task, as in a Bitswap connection; invalid blocks are distinguished from missing ones.
@@ -44,26 +45,47 @@ const RAW: &str = "application/vnd.ipld.raw";
 /// encoded one also that of a block, so slow untrusted gateways delay each other by at most [`Timeouts::body`].
 const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
 
+/// The maximum number of CARs that are decoded at a time, for all gateways of one trust level.
+pub(super) const DECODERS_MAX: usize = 3;
+
 /// The maximum size of the body with an encoded block, in bytes: incompressible blocks become some bytes longer.
 const ENCODED_BYTES_MAX: usize = MAX_BLOCK_BYTES + 64 * 1024;
 
 /// Timeouts of a gateway, excluding local waits.
 #[derive(Debug, Clone, Copy)]
-struct Timeouts {
+pub(super) struct Timeouts {
     /// For the response of a configured gateway, which may have to fetch the content.
     configured: Duration,
     /// For the response of an untrusted gateway, which should have the content.
     untrusted: Duration,
-    /// For the body, once its memory is reserved.
-    body: Duration,
+    /// For the body with a block, once its memory is reserved.
+    pub(super) body: Duration,
     /// Without progress of the body.
-    stall: Duration,
+    pub(super) stall: Duration,
+    /// While a body is not read because no reader takes what was received.
+    pub(super) pause: Duration,
+}
+
+impl Timeouts {
+    /// For the response of a gateway.
+    pub(super) fn response(&self, trust: Trust) -> Duration {
+        match trust {
+            Trust::Configured => self.configured,
+            Trust::Untrusted => self.untrusted,
+        }
+    }
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { configured: seconds(30), untrusted: seconds(10), body: seconds(30), stall: seconds(5) }
+        Self {
+            configured: seconds(30),
+            untrusted: seconds(10),
+            body: seconds(30),
+            stall: seconds(5),
+            pause: seconds(20),
+        }
     }
 }
 
@@ -118,28 +140,40 @@ pub struct Answer {
 
 /// Sends requests to gateways.
 pub struct GatewayClient {
-    clients: Clients,
+    pub(super) clients: Clients,
     wants: Arc<Wants>,
     configured_bodies: Semaphore,
     untrusted_bodies: Semaphore,
-    timeouts: Timeouts,
+    configured_decoders: Semaphore,
+    untrusted_decoders: Semaphore,
+    pub(super) timeouts: Timeouts,
 }
 
 impl GatewayClient {
     /// A client that delivers blocks to `wants`.
     pub fn new(clients: Clients, wants: Arc<Wants>) -> Self {
         let [configured_bodies, untrusted_bodies] = [BODIES_BYTES_MAX; 2].map(Semaphore::new);
-        Self { clients, wants, configured_bodies, untrusted_bodies, timeouts: Timeouts::default() }
+        let [configured_decoders, untrusted_decoders] = [DECODERS_MAX; 2].map(Semaphore::new);
+        let timeouts = Timeouts::default();
+        Self { clients, wants, configured_bodies, untrusted_bodies, configured_decoders, untrusted_decoders, timeouts }
+    }
+
+    /// The permits for the decoders of CARs from gateways of a trust level.
+    pub(super) fn decoders(&self, trust: Trust) -> &Semaphore {
+        match trust {
+            Trust::Configured => &self.configured_decoders,
+            Trust::Untrusted => &self.untrusted_decoders,
+        }
     }
 
     /// Sends a request. Dropping the future aborts it.
     pub async fn ask(&self, base: &Base, trust: Trust, cid: &Cid, kind: RequestKind) -> Answer {
         let request = self.request(base, trust, cid, kind);
-        let (timeouts, bodies) = match trust {
-            Trust::Configured => (self.timeouts.configured, &self.configured_bodies),
-            Trust::Untrusted => (self.timeouts.untrusted, &self.untrusted_bodies),
+        let bodies = match trust {
+            Trust::Configured => &self.configured_bodies,
+            Trust::Untrusted => &self.untrusted_bodies,
         };
-        match timeout(timeouts, request.send()).await {
+        match timeout(self.timeouts.response(trust), request.send()).await {
             Err(_) => Answer {
                 outcome: Outcome::Failed("the gateway did not respond in time".to_owned()),
                 multiplexed: false,
@@ -254,7 +288,7 @@ async fn read_body(
 }
 
 /// Whether the body is zstd.
-fn content_coding(response: &Response) -> Result<bool, Outcome> {
+pub(super) fn content_coding(response: &Response) -> Result<bool, Outcome> {
     let mut codings = response.headers().get_all(CONTENT_ENCODING).iter();
     let Some(coding) = codings.next() else { return Ok(false) };
     let is = |name: &str| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(name.as_bytes());

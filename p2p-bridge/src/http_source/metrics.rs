@@ -1,6 +1,8 @@
 //! Metrics of trustless gateways.
 
 use super::client::Outcome;
+use crate::dag::client::active::{Decline, TransferEnd};
+use crate::dag::message::EndStatus;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -43,6 +45,58 @@ impl From<&Outcome> for OutcomeKind {
     }
 }
 
+crate::label_values! {
+    /// The outcome of a request for a CAR.
+    pub enum CarOutcome {
+        /// All blocks.
+        Complete = "complete",
+        /// A part of the blocks.
+        Incomplete = "incomplete",
+        /// The gateway does not have the DAG, or does not serve it.
+        Lacks = "lacks",
+        /// The gateway does not send CARs, or not this one.
+        Refused = "refused",
+        /// The gateway is overloaded, or as many requests as are allowed are running.
+        Busy = "busy",
+        /// No response, a server error, or a response that broke off or stalled.
+        Failed = "failed",
+        /// A malformed response, or one with other blocks.
+        Fault = "fault",
+        /// An invalid block.
+        InvalidBlock = "lie",
+        /// It was ended here: its readers have left, or did not take what was received, or others send the rest.
+        Cancelled = "cancelled",
+    }
+}
+
+impl From<&TransferEnd> for CarOutcome {
+    fn from(end: &TransferEnd) -> Self {
+        match end {
+            TransferEnd::Status(EndStatus::Complete) => Self::Complete,
+            TransferEnd::Status(EndStatus::Busy) | TransferEnd::Declined(Decline::Busy(_)) => Self::Busy,
+            TransferEnd::Status(EndStatus::Budget) | TransferEnd::Cancelled | TransferEnd::TooManyBlocks => {
+                Self::Cancelled
+            }
+            TransferEnd::Declined(Decline::Incomplete) => Self::Incomplete,
+            TransferEnd::Declined(Decline::Lacks) => Self::Lacks,
+            TransferEnd::Status(EndStatus::Refused)
+            | TransferEnd::Declined(Decline::Unsupported | Decline::Refused) => Self::Refused,
+            TransferEnd::Status(EndStatus::Failed)
+            | TransferEnd::Declined(Decline::Failed)
+            | TransferEnd::Lost
+            | TransferEnd::Stalled
+            | TransferEnd::GivenUp => Self::Failed,
+            TransferEnd::Fault(_) | TransferEnd::NamesLost => Self::Fault,
+            TransferEnd::InvalidBlock => Self::InvalidBlock,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CarOutcomeLabel {
+    outcome: CarOutcome,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: OutcomeKind,
@@ -53,7 +107,13 @@ crate::metrics! {
     #[derive(Debug, Clone)]
     pub struct Metrics {
         requests: Family<OutcomeLabel, Counter> = "causeway_http_source_requests",
-            "Requests to trustless gateways, by outcome";
+            "Requests for single blocks, or their presence, to trustless gateways, by outcome";
+        cars: Family<CarOutcomeLabel, Counter> = "causeway_http_source_cars",
+            "Requests for whole DAGs, or parts of files, as CARs to trustless gateways, by outcome";
+        pub car_blocks: Counter = "causeway_http_source_car_blocks",
+            "Verified blocks of CARs from trustless gateways";
+        pub cars_resumed: Counter = "causeway_http_source_cars_resumed",
+            "CARs from trustless gateways that broke off in the middle of a file, of which the rest was requested";
         pub block_bytes: Counter = "causeway_http_source_block_bytes",
             "Bytes of verified blocks from trustless gateways";
         pub body_bytes: Counter = "causeway_http_source_body_bytes",
@@ -72,7 +132,20 @@ impl Metrics {
         for kind in OutcomeKind::ALL {
             m.requests.get_or_create(&OutcomeLabel { outcome: kind }).inc_by(0);
         }
+        for outcome in CarOutcome::ALL {
+            m.cars.get_or_create(&CarOutcomeLabel { outcome }).inc_by(0);
+        }
         m
+    }
+
+    /// Counts a request for a CAR that ended.
+    pub fn car_ended(&self, outcome: CarOutcome) {
+        self.cars.get_or_create(&CarOutcomeLabel { outcome }).inc();
+    }
+
+    /// The number of requests for CARs with this outcome.
+    pub fn cars(&self, outcome: CarOutcome) -> u64 {
+        self.cars.get_or_create(&CarOutcomeLabel { outcome }).get()
     }
 
     /// Counts a request that ended.

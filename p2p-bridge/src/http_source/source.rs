@@ -17,6 +17,9 @@ pub(crate) const ORIGIN_STREAMS_MAX: usize = 64;
 /// The maximum number of concurrent requests to an untrusted origin that has not sent a block yet.
 pub(crate) const UNPROVEN_REQUESTS_MAX: usize = 4;
 
+/// The part of the concurrent requests that may be for CARs, which take long: single blocks are requested beside them.
+pub(crate) const CARS_PART: usize = 2;
+
 /// A want at a gateway.
 #[derive(Debug)]
 pub(crate) struct Want {
@@ -39,6 +42,8 @@ pub(crate) struct Source {
     pub queue: VecDeque<BlockKey>,
     /// Whether it is scheduled.
     pub scheduled: bool,
+    /// Running requests for CARs.
+    pub cars: usize,
     /// When it was last asked or found.
     pub used: Instant,
 }
@@ -54,6 +59,7 @@ impl Source {
             wants: HashMap::new(),
             queue: VecDeque::new(),
             scheduled: false,
+            cars: 0,
             used: now,
         }
     }
@@ -68,6 +74,11 @@ impl Source {
         self.withdraw(&key);
         self.wants.insert(key, Want { cid, kind, failures: 0, request: None });
         self.queue.push_back(key);
+    }
+
+    /// Whether it has neither wants nor running requests.
+    pub fn is_unused(&self) -> bool {
+        self.wants.is_empty() && self.cars == 0
     }
 
     /// Queues a failed want again.
@@ -103,7 +114,10 @@ impl Source {
 /// The state of an origin while it is in use.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
+    /// Running requests.
     pub running: usize,
+    /// Those of them that are for CARs.
+    pub cars: usize,
     pub proven: bool,
     pub multiplexed: bool,
 }

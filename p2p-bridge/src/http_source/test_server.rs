@@ -2,8 +2,10 @@
 //! sends incomplete bodies. Over TLS it is correct, and may use HTTP/2.
 
 use crate::tls;
+use content::scope::{DagScope, ScopeOptions};
 use content::stored::coding::BodyEncoder;
 use content::{Block, Cid, codec, hashes};
+use futures::future::BoxFuture;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use reqwest::Certificate;
 use rustls::ServerConfig;
@@ -42,6 +44,72 @@ pub enum ServerMode {
     Hanging,
 }
 
+/// A request for a CAR.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CarRequest {
+    pub root: Cid,
+    pub path: Vec<String>,
+    pub scope: ScopeOptions,
+    /// The number of requests for CARs before it.
+    pub number: usize,
+}
+
+/// The response to a request for a CAR.
+#[derive(Debug, Clone)]
+pub struct CarResponse {
+    /// The status line, and headers besides the length of the body.
+    pub head: String,
+    pub body: Vec<u8>,
+    /// The length that is announced. Without it, the body ends with the connection.
+    pub announced: Option<usize>,
+    pub then: Then,
+}
+
+/// What happens after a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// The next request is read.
+    Serve,
+    /// The connection is closed.
+    Close,
+    /// Nothing.
+    Hang,
+    /// The body is sent again, without an end.
+    Repeat,
+}
+
+impl CarResponse {
+    /// A CAR, as specified.
+    pub fn of(body: Vec<u8>) -> Self {
+        let announced = Some(body.len());
+        Self {
+            head: "200 OK\r\nContent-Type: application/vnd.ipld.car; version=1".to_owned(),
+            body,
+            announced,
+            then: Then::Serve,
+        }
+    }
+
+    /// The same as zstd.
+    pub fn zstd(body: &[u8]) -> Self {
+        let response = Self::of(zstd(body));
+        Self { head: format!("{}\r\nContent-Encoding: zstd", response.head), ..response }
+    }
+
+    /// No CAR.
+    pub fn says(head: &str) -> Self {
+        Self { head: head.to_owned(), body: Vec::new(), announced: Some(0), then: Then::Serve }
+    }
+
+    /// Only the beginning is sent, and the connection is closed.
+    pub fn broken_after(mut self, bytes: usize) -> Self {
+        self.body.truncate(bytes);
+        Self { then: Then::Close, ..self }
+    }
+}
+
+type CarAnswers = dyn Fn(CarRequest) -> BoxFuture<'static, CarResponse> + Send + Sync;
+
 /// A received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedRequest {
@@ -50,8 +118,10 @@ pub struct ReceivedRequest {
     pub headers: String,
 }
 
-#[derive(Debug)]
 struct State {
+    /// How requests for CARs are answered; without, as those for blocks.
+    cars: Mutex<Option<Arc<CarAnswers>>>,
+    car_requests: Mutex<Vec<CarRequest>>,
     blocks: Mutex<HashMap<Cid, Block>>,
     mode: Mutex<ServerMode>,
     asked: Mutex<Vec<ReceivedRequest>>,
@@ -59,7 +129,7 @@ struct State {
 }
 
 /// The server. It stops with the test's runtime.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct TestServer {
     address: SocketAddr,
     over_tls: bool,
@@ -114,6 +184,8 @@ impl TestServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let blocks = blocks.iter().map(|block| (*block.cid(), block.clone())).collect();
         let state = Arc::new(State {
+            cars: Mutex::default(),
+            car_requests: Mutex::default(),
             blocks: Mutex::new(blocks),
             mode: Mutex::new(mode),
             asked: Mutex::default(),
@@ -152,6 +224,21 @@ impl TestServer {
 
     pub fn set_mode(&self, mode: ServerMode) {
         *lock(&self.state.mode) = mode;
+    }
+
+    /// Answers requests for CARs.
+    pub fn answer_cars(&self, answers: impl Fn(CarRequest) -> BoxFuture<'static, CarResponse> + Send + Sync + 'static) {
+        *lock(&self.state.cars) = Some(Arc::new(answers));
+    }
+
+    /// The requests for CARs.
+    pub fn car_requests(&self) -> Vec<CarRequest> {
+        lock(&self.state.car_requests).clone()
+    }
+
+    /// The number of requests for single blocks.
+    pub fn block_requests(&self) -> usize {
+        self.asked().iter().filter(|request| request.method == "GET" && request.path.contains("format=raw")).count()
     }
 
     pub fn asked(&self) -> Vec<ReceivedRequest> {
@@ -223,7 +310,14 @@ async fn answer(
     state: &State,
     asked: &ReceivedRequest,
 ) -> Option<()> {
-    let cid = asked.path.split('?').next()?.rsplit('/').next()?.parse::<Cid>().ok()?;
+    if let Some(request) = car_request(state, &asked.path) {
+        lock(&state.car_requests).push(request.clone());
+        let answers = lock(&state.cars).clone();
+        if let Some(answers) = answers {
+            return send_car(stream, answers(request).await).await;
+        }
+    }
+    let cid = asked.path.split('?').next()?.split('/').nth(2)?.parse::<Cid>().ok()?;
     let held = lock(&state.blocks).get(&cid).cloned();
     let mode = lock(&state.mode).clone();
     let ok = |length: usize| {
@@ -264,6 +358,48 @@ async fn answer(
             send(stream, format!("HTTP/1.1 {head}\r\nContent-Length: 0\r\n\r\n").as_bytes(), b"").await
         }
         ServerMode::Hanging => None,
+    }
+}
+
+/// The request for a CAR with this path and query.
+fn car_request(state: &State, path: &str) -> Option<CarRequest> {
+    let (path, query) = path.split_once('?')?;
+    let parameter = |name: &str| query.split('&').find_map(|pair| pair.split_once('=').filter(|(key, _)| *key == name));
+    parameter("format").filter(|(_, format)| *format == "car")?;
+    let mut segments = path.split('/').skip(2).map(decoded);
+    let entity_bytes = parameter("entity-bytes").map(|(_, range)| range.parse().expect("a range"));
+    let scope = DagScope::parse(parameter("dag-scope")?.1).expect("a scope");
+    Some(CarRequest {
+        root: segments.next()?.parse().ok()?,
+        path: segments.collect(),
+        scope: ScopeOptions { scope, entity_bytes, duplicates: false },
+        number: lock(&state.car_requests).len(),
+    })
+}
+
+fn decoded(name: &str) -> String {
+    let (mut out, mut bytes) = (Vec::new(), name.bytes());
+    while let Some(byte) = bytes.next() {
+        let hex = |digit: u8| char::from(digit).to_digit(16).expect("a digit") as u8;
+        match byte {
+            b'%' => out.push(hex(bytes.next().expect("two")) * 16 + hex(bytes.next().expect("two"))),
+            byte => out.push(byte),
+        }
+    }
+    String::from_utf8(out).expect("is UTF-8")
+}
+
+async fn send_car(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), response: CarResponse) -> Option<()> {
+    let CarResponse { head, body, announced, then } = response;
+    let length = announced.map(|bytes| format!("Content-Length: {bytes}\r\n")).unwrap_or_default();
+    send(stream, format!("HTTP/1.1 {head}\r\n{length}\r\n").as_bytes(), &body).await?;
+    match then {
+        Then::Serve if announced.is_some() => Some(()),
+        Then::Serve | Then::Close => None,
+        Then::Hang => wait_for_the_end(stream).await,
+        Then::Repeat => loop {
+            send(stream, b"", &body).await?;
+        },
     }
 }
 

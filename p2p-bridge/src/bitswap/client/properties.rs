@@ -1,9 +1,10 @@
 //! Invariants of the client under arbitrary event sequences.
 
 use super::*;
-use crate::dag::client::active::{Context, TransferEnd, TransferEvent, names_budget};
+use crate::dag::client::active::{Context, Decline, TransferEnd, TransferEvent, names_budget};
 use crate::dag::message::{EndStatus, TransferId};
 use crate::framing::Memory;
+use crate::observers::BlockTransport;
 use bytes::Bytes;
 use content::{Block, codec, hashes};
 use proptest::prelude::*;
@@ -55,7 +56,13 @@ enum Input {
     Ends(usize, usize),
 }
 
-const ENDS: [TransferEnd; 6] = [
+/// The peer that is a gateway.
+const GATEWAY: usize = 0;
+
+const ENDS: [TransferEnd; 9] = [
+    TransferEnd::Declined(Decline::Lacks),
+    TransferEnd::Declined(Decline::Unsupported),
+    TransferEnd::Declined(Decline::Incomplete),
     TransferEnd::Status(EndStatus::Complete),
     TransferEnd::Status(EndStatus::Refused),
     TransferEnd::Status(EndStatus::Busy),
@@ -110,18 +117,20 @@ impl World {
     fn new() -> Self {
         let config = Config { sessions_max: 2, ..Config::default() };
         let (events, reports) = mpsc::unbounded_channel();
-        let context = Context {
+        let context = |over| Context {
             wants: Default::default(),
             pushed: Default::default(),
             readers: Default::default(),
             policy: Default::default(),
             memory: Memory::new(256 << 20),
             names: names_budget(&Memory::new(256 << 20)),
-            events,
+            events: events.clone(),
             metrics: Default::default(),
+            over,
         };
         let mut client = Client::new(config, Metrics::default());
-        client.use_transfers(Arc::new(context));
+        client.use_transfers(Arc::new(context(BlockTransport::Dag)));
+        client.use_gateway_transfers(Arc::new(context(BlockTransport::Http)));
         Self {
             client,
             now: Instant::now(),
@@ -178,7 +187,10 @@ impl World {
             }
             Connected(peer, favoured) => {
                 if self.connected.insert(self.ids[peer]) {
-                    client.peer_connected(self.ids[peer], favoured, now);
+                    match peer {
+                        GATEWAY => client.gateway_connected(self.ids[peer], favoured, now),
+                        _ => client.peer_connected(self.ids[peer], favoured, now),
+                    }
                 }
             }
             Disconnected(peer) => {

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
-use crate::dag::client::active::{Context, TransferEnd, TransferEvent, names_budget};
+use crate::dag::client::active::{Context, Decline, TransferEnd, TransferEvent, names_budget};
 use crate::dag::client::pushed::{Reader, Readers};
 use crate::dag::message::{Answer, EndStatus, TransferId};
 use crate::framing::Memory;
+use crate::observers::BlockTransport;
 use bytes::Bytes;
 use content::{Block, codec, hashes};
 use tokio::sync::mpsc;
@@ -38,18 +39,20 @@ impl Bench {
     fn new() -> Self {
         let config = Config { stall_timeout: Duration::from_secs(2), ..Config::default() };
         let ((events, reports), readers) = (mpsc::unbounded_channel(), Arc::<Readers>::default());
-        let context = Context {
+        let context = |over| Context {
             wants: Default::default(),
             pushed: Default::default(),
             readers: Arc::clone(&readers),
             policy: Default::default(),
             memory: Memory::new(256 << 20),
             names: names_budget(&Memory::new(256 << 20)),
-            events,
+            events: events.clone(),
             metrics: Default::default(),
+            over,
         };
         let mut client = Client::new(config, Metrics::default());
-        client.use_transfers(Arc::new(context));
+        client.use_transfers(Arc::new(context(BlockTransport::Dag)));
+        client.use_gateway_transfers(Arc::new(context(BlockTransport::Http)));
         Self {
             client,
             now: Instant::now(),
@@ -844,7 +847,6 @@ fn a_transfer_ends_when_its_readers_have_left() {
 
 #[test]
 fn several_members_that_speak_the_protocol_send_parts_of_a_file() {
-    const MIB: u64 = 1024 * 1024;
     let mut bench = Bench::new();
     let _reader = Reader::of(&bench.readers, bench.session());
     let (first, second) = (bench.connect(true), bench.connect(false));
@@ -873,4 +875,91 @@ fn several_members_that_speak_the_protocol_send_parts_of_a_file() {
     assert!(parts.iter().all(|(_, bytes)| *bytes == Some(4 * MIB)), "{parts:?}");
     assert!([first, second].iter().all(|peer| parts.iter().any(|(asked, _)| asked == peer)), "{parts:?}");
     assert_eq!(bench.asked.iter().filter(|(_, entry)| entry.ask == Ask::Block).count(), 0);
+}
+
+const MIB: u64 = 1024 * 1024;
+
+/// A want whose reader needs a file of 100 MiB from there on.
+fn want_file(bench: &mut Bench, n: u32, from: u64) {
+    let root = Cid::new_v1(codec::DAG_PB, *cid(0).hash());
+    let ahead = Some(Arc::new(ReadAhead::of_file(root, from, 100 * MIB)));
+    bench.client.want_ahead(bench.session(), cid(n), ahead, bench.now);
+    bench.drain();
+}
+
+fn gateway(bench: &mut Bench) -> PeerId {
+    let gateway = PeerId::random();
+    bench.client.gateway_connected(gateway, true, bench.now);
+    bench.drain();
+    gateway
+}
+
+#[test]
+fn a_gateway_sends_a_file_or_parts_of_it_while_there_are_other_members() {
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    let gateway = gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    assert_eq!((bench.transfers.len(), bench.transfers[0].peer), (1, gateway));
+    assert_eq!(bench.transfers[0].over(), BlockTransport::Http);
+    let first = bench.transfers[0].id;
+    brings(&mut bench, first, 0);
+    let later = ReadAhead::of_file(Cid::new_v1(codec::DAG_PB, *cid(0).hash()), 20 * MIB, 100 * MIB);
+    assert!(bench.transfers[0].state().covers(&later));
+    // A peer that sends single blocks cannot share the transfer, but the parts after it.
+    want_file(&mut bench, 1, 10 * MIB);
+    let other = bench.connect(true);
+    bench.presence(other, 1, true);
+    assert!(!bench.transfers[0].state().covers(&later));
+    for n in 2..12 {
+        want_file(&mut bench, n, u64::from(n) * 10 * MIB);
+    }
+    let asked = bench.take_asked(12);
+    let parts = &bench.transfers[1..];
+    assert!(parts.iter().all(|part| part.peer == gateway && part.expected_bytes() == Some(4 * MIB)));
+    let of_other = asked.iter().filter(|(peer, _, ask)| *peer == other && *ask == Ask::Block).count();
+    assert!(!parts.is_empty() && of_other > 0, "{} parts, {of_other} blocks", parts.len());
+    assert!(asked.iter().all(|(peer, ..)| *peer == other));
+}
+
+#[test]
+fn a_gateway_may_take_long_to_begin_while_others_are_asked() {
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    let other = bench.connect(false);
+    bench.pass(1_800 * MS);
+    assert!(!bench.transfers[0].state().has_ended(), "it times itself");
+    assert!(bench.take_asked(1).iter().any(|(peer, ..)| *peer == other), "as if a single block were late");
+}
+
+#[test]
+fn a_gateway_that_declines_is_asked_for_single_blocks() {
+    let table = [
+        (Decline::Lacks, true),
+        (Decline::Incomplete, true),
+        (Decline::Refused, true),
+        (Decline::Failed, true),
+        (Decline::Unsupported, false),
+    ];
+    for (decline, others_are_asked_for) in table {
+        let mut bench = Bench::new();
+        let _reader = Reader::of(&bench.readers, bench.session());
+        let gateway = gateway(&mut bench);
+        want_file(&mut bench, 0, 0);
+        let transfer = bench.transfers[0].id;
+        bench.client.transfer_ended(transfer, &TransferEnd::Declined(decline), bench.now);
+        bench.drain();
+        assert_eq!(bench.take_asked(1), vec![(gateway, 0, Ask::Block)], "{decline:?}");
+        bench.block(gateway, 0);
+        want_file(&mut bench, 1, MIB);
+        assert_eq!(bench.take_asked(2), vec![(gateway, 1, Ask::Block)], "{decline:?}");
+        assert_eq!(bench.transfers.len(), 1, "{decline:?}: not for this DAG");
+        // Another DAG.
+        let root = Cid::new_v1(codec::DAG_PB, *cid(5).hash());
+        bench.client.want_ahead(*root.hash(), cid(5), Some(Arc::new(ReadAhead::all(root))), bench.now);
+        bench.drain();
+        assert_eq!(bench.transfers.len() == 2, others_are_asked_for, "{decline:?}");
+    }
 }

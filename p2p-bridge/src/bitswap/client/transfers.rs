@@ -1,16 +1,17 @@
-//! Wants that are brought by transfers of the DAG protocol ([`crate::dag::client`]).
+//! Wants that are brought by transfers, of the DAG protocol ([`crate::dag::client`]) or as CARs of gateways
+//! ([`crate::http_source::car`]).
 //!
-//! A peer that speaks the protocol and is chosen for a want gets a request for all that the reader will need, in place of
-//! the wantlist entry. Further wants that a running transfer of the session brings count as requested from its peer, and
-//! no entry is sent. So what the client knows of its peers (outstanding bytes, rates, stalls) holds for both protocols,
-//! and hedged requests, which are entries always, go on as they do. A want that its transfer does not bring becomes an
-//! ordinary request at once.
+//! A peer that speaks the protocol and is chosen for a want, or a gateway, gets a request for all that the reader will
+//! need, in place of the wantlist entry. Further wants that a running transfer of the session brings count as requested
+//! from its peer, and no entry is sent. So what the client knows of its peers (outstanding bytes, rates, stalls) holds
+//! for both protocols, and hedged requests, which are entries always, go on as they do. A want that its transfer does
+//! not bring becomes an ordinary request at once.
 
 use super::state::{Request, Want};
 use super::{Action, BlockUse, Client};
 use crate::dag::client::active::{Context, TransferEnd};
-use crate::dag::client::planner::Planner;
 use crate::dag::message::{EndStatus, TransferId};
+use crate::observers::BlockTransport;
 use crate::wants::SessionId;
 use content::{BlockKey, Cid};
 use libp2p::PeerId;
@@ -25,7 +26,18 @@ const STALLED_MIN: Duration = Duration::from_millis(750);
 impl Client {
     /// Uses the DAG protocol.
     pub fn use_transfers(&mut self, context: Arc<Context>) {
-        self.planner = Planner::new(context);
+        self.planner.use_peers(context);
+    }
+
+    /// Asks gateways for whole DAGs.
+    pub fn use_gateway_transfers(&mut self, context: Arc<Context>) {
+        self.planner.use_gateways(context);
+    }
+
+    /// A gateway can be asked. It is a peer that sends whole DAGs as well.
+    pub fn gateway_connected(&mut self, gateway: PeerId, favoured: bool, now: Instant) {
+        self.planner.add_gateway(gateway);
+        self.peer_connected(gateway, favoured, now);
     }
 
     /// A connected peer speaks the DAG protocol, or does not any more.
@@ -50,22 +62,26 @@ impl Client {
     pub(super) fn start_transfer(&mut self, peer: PeerId, key: &BlockKey, now: Instant) -> Option<TransferId> {
         let want = self.wants.get(key).filter(|want| !want.is_untransferable)?;
         let (session, ahead) = want.ahead.clone()?;
-        let active = self.planner.start(session, peer, &ahead, self.is_shared(&session), now)?;
+        let active = self.planner.start(session, peer, &ahead, self.is_shared(&session, &peer), now)?;
         let transfer = active.id;
         self.actions.push_back(Action::Transfer(active));
         Some(transfer)
     }
 
-    /// Whether several members of a session speak the DAG protocol.
-    fn is_shared(&self, session: &SessionId) -> bool {
+    /// Whether a peer shares the transfers of a session with other members. A gateway shares them with all, since it
+    /// cannot be told to leave out what another one sends.
+    fn is_shared(&self, session: &SessionId, peer: &PeerId) -> bool {
         let members = self.sessions.get(session).map_or(&[][..], |session| &session.members);
-        members.iter().filter(|peer| self.planner.speaks(peer)).count() > 1
+        match self.planner.is_gateway(peer) {
+            true => members.iter().any(|member| member != peer),
+            false => members.iter().filter(|member| self.planner.takes_transfers(member)).count() > 1,
+        }
     }
 
     /// A peer has become a member of a session. If it shares the work with another one, both are asked for parts.
     pub(super) fn member_joined(&self, session: &SessionId, peer: &PeerId) {
-        if self.planner.speaks(peer) && self.is_shared(session) {
-            self.planner.share(session);
+        if !self.planner.takes_transfers(peer) || self.is_shared(session, peer) {
+            self.planner.share(session, peer);
         }
     }
 
@@ -139,9 +155,9 @@ impl Client {
         }
     }
 
-    /// The peer of a transfer.
-    pub fn transfer_peer(&self, transfer: TransferId) -> Option<PeerId> {
-        self.planner.peer(transfer)
+    /// The peer of a transfer, and how its blocks are transferred.
+    pub fn transfer_source(&self, transfer: TransferId) -> Option<(PeerId, BlockTransport)> {
+        self.planner.source(transfer)
     }
 
     /// A peer sent an invalid block in a transfer. Its outstanding blocks are requested from others.
@@ -199,10 +215,10 @@ impl Client {
             if silent < threshold || receives {
                 continue;
             }
-            if !self.planner.make_room(transfer) {
-                self.planner.give_up(transfer);
-            } else {
+            if self.planner.make_room(transfer) {
                 self.planner.progressed(transfer, now);
+            } else if !self.planner.times_itself(transfer) {
+                self.planner.give_up(transfer);
             }
         }
         let sessions = &self.sessions;

@@ -69,6 +69,8 @@ pub struct Context {
     pub events: mpsc::UnboundedSender<TransferEvent>,
     /// The metrics.
     pub metrics: Metrics,
+    /// How blocks are transferred: in streams of the DAG protocol, or in the bodies of responses of gateways.
+    pub over: BlockTransport,
 }
 
 /// The budget of the names of blocks of all transfers: a part of the memory of messages.
@@ -139,6 +141,25 @@ pub enum TransferEnd {
     Fault(String),
     /// It was cancelled here.
     Cancelled,
+    /// A gateway did not send the DAG.
+    Declined(Decline),
+}
+
+/// Why a gateway did not send a DAG.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decline {
+    /// It does not have it, or does not serve it.
+    Lacks,
+    /// It sent a part of it, and no more.
+    Incomplete,
+    /// It does not answer such requests.
+    Unsupported,
+    /// It has refused this one.
+    Refused,
+    /// It is overloaded, possibly with `Retry-After`.
+    Busy(Option<Duration>),
+    /// It cannot be reached, did not respond in time, or responded with an error.
+    Failed,
 }
 
 /// The blocks that a transfer has buffered.
@@ -249,6 +270,21 @@ impl ActiveTransfer {
             has_answered: AtomicBool::new(false),
             traffic: Mutex::default(),
         })
+    }
+
+    /// What it shares with others.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// How its blocks are transferred.
+    pub fn over(&self) -> BlockTransport {
+        self.context.over
+    }
+
+    /// The request.
+    pub fn request(&self) -> &Request {
+        &self.request
     }
 
     /// Its state.
@@ -390,15 +426,26 @@ impl ActiveTransfer {
     ) where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        // The task is aborted when the connection ends.
-        let _lost = LostWhenDropped(Arc::clone(&self));
         budgets.traffic().record_request();
         *lock(&self.traffic) = Some(Arc::clone(budgets.traffic()));
         *lock(&self.widen) = Some(widen);
         let known = super::transfer::expected_bytes(&self.request.scope, None);
         self.widen_for(known.unwrap_or_default());
+        let this = Arc::clone(&self);
+        let conversation = async move {
+            let end = this.converse(stream, budgets).await;
+            *lock(&this.widen) = None;
+            end
+        };
+        self.run(conversation).await;
+    }
+
+    /// Runs the transfer to its end, which `conversation` returns unless the transfer is cancelled before.
+    pub async fn run(self: Arc<Self>, conversation: impl Future<Output = TransferEnd>) {
+        // The task is aborted when the connection ends.
+        let _lost = LostWhenDropped(Arc::clone(&self));
         let end = {
-            let running = pin!(self.converse(stream, budgets));
+            let running = pin!(conversation);
             let cancelled = pin!(self.cancelled.cancelled());
             match select(running, cancelled).await {
                 Either::Left((end, _)) => end,
@@ -408,6 +455,64 @@ impl ActiveTransfer {
         *lock(&self.widen) = None;
         let end = self.finish(end).await;
         self.report_end(end);
+    }
+
+    /// The transfer cannot be started.
+    pub fn reject(&self, end: TransferEnd) {
+        self.fail(end);
+    }
+
+    /// Waits until the window has room for a block of so many bytes, for a peer that sends as fast as it is read;
+    /// `false` if blocks that nothing has named take the room.
+    pub async fn room_for(&self, block_bytes: u64) -> bool {
+        loop {
+            {
+                let mut state = self.state();
+                state.credit();
+                if state.has_room_for(block_bytes) {
+                    return true;
+                }
+                if state.is_full_of_early(block_bytes) {
+                    return false;
+                }
+            }
+            self.control.notified().await;
+        }
+    }
+
+    /// Takes a block for which there is room; returns how the transfer ends, if the peer may not send it.
+    pub async fn take_block(
+        self: &Arc<Self>,
+        cid: Cid,
+        data: Bytes,
+        memory: OwnedSemaphorePermit,
+    ) -> Option<TransferEnd> {
+        let arrival = self.state().arrived(Answer::Block { cid, data }, Some(memory));
+        match arrival {
+            // Its children are named before the next block is taken.
+            Ok(Arrival::Verify(verify)) if has_links(&cid) => self.verify(*verify).await,
+            Ok(Arrival::Verify(verify)) => self.spawn_verify(*verify, None),
+            Ok(Arrival::Nothing | Arrival::Absent(_) | Arrival::End(_)) => {}
+            Err(violation) => return Some(violated(violation)),
+        }
+        None
+    }
+
+    /// The peer does not have the root, whose next source is asked at once.
+    pub fn lacks_root(&self) {
+        self.report(TransferEvent::Absent { transfer: self.id, cid: self.request.root });
+    }
+
+    /// Waits for the blocks that are being verified.
+    pub async fn verified(&self) {
+        self.verifying.close();
+        self.verifying.wait().await;
+        self.verifying.reopen();
+    }
+
+    /// Bytes of a block have arrived.
+    pub fn note_bytes(&self) {
+        lock(&self.traffic).get_or_insert_default().note_bytes();
     }
 
     /// Waits for the other streams, and for the blocks that are being verified.
@@ -633,6 +738,7 @@ impl ActiveTransfer {
         let has_room = self.reserve_names();
         let place = self.place(block.data().len() as u64, verify.offset());
         self.deliver(block, is_leaf, place, budget_bytes, memory);
+        self.state().delivered(&verify);
         match expanded {
             Ok(Expanded { verify, absent, dropped }) if has_room => {
                 verify.into_iter().for_each(|verify| self.spawn_verify(verify, None));
@@ -690,7 +796,7 @@ impl ActiveTransfer {
         let Some(key) = block.key() else { return };
         let bytes = block.data().len();
         let Context { wants, pushed, .. } = &*self.context;
-        if wants.deliver(&block, BlockTransport::Dag) {
+        if wants.deliver(&block, self.context.over) {
             self.release(budget_bytes);
             if is_leaf {
                 self.read_up_to(place);
@@ -706,7 +812,7 @@ impl ActiveTransfer {
             if wants.is_awaited(&key)
                 && let Some(block) = pushed.remove(&key)
             {
-                wants.deliver(&block, BlockTransport::Dag);
+                wants.deliver(&block, self.context.over);
             }
         } else {
             self.release(budget_bytes);

@@ -73,6 +73,7 @@ impl Bench {
             names: names_budget(&memory),
             events,
             metrics: Metrics::default(),
+            over: BlockTransport::Dag,
         });
         let request = site.request(budget_bytes);
         let active = ActiveTransfer::new(Arc::clone(&context), PeerId::random(), *site.root.hash(), request.clone());

@@ -149,6 +149,7 @@ impl Start {
             names: names_budget(&Memory::new(64 << 20)),
             events,
             metrics: Metrics::default(),
+            over: crate::observers::BlockTransport::Dag,
         });
         let site = Site::new(1);
         let transfer = TransferId(NEXT.fetch_add(1, Ordering::Relaxed));

@@ -4,6 +4,9 @@
 //! peer sends; what a transfer does not bring is asked for by Bitswap at once; a block that is stored compressed at the
 //! peer is kept as it was received.
 //!
+//! Gateways send the same DAGs as CARs over HTTP ([`crate::http_source::car`]): their blocks are named, verified,
+//! buffered and bounded here as well.
+//!
 //! Non-goals: which peer is asked, and when another one is, which [`crate::bitswap::client`] decides for both protocols.
 //!
 //! | module | concern |

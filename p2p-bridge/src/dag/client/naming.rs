@@ -149,6 +149,17 @@ impl Naming {
         }
     }
 
+    /// Where the part of a file that has not arrived begins; `None` if nothing is missing, or something that is no part
+    /// of a file.
+    pub fn missing_from(&self) -> Option<u64> {
+        let mut from = None;
+        for named in self.pending.values() {
+            let start = named.roles.iter().find_map(|(_, role)| role.range()).map(|range| range.start)?;
+            from = Some(from.map_or(start, |from: u64| from.min(start)));
+        }
+        from
+    }
+
     /// The approximate memory that it takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.pending.capacity() * PENDING_BYTES + self.past.capacity() * PAST_BYTES

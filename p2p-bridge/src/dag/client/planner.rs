@@ -5,10 +5,11 @@
 //!
 //! The windows of all transfers are reserved from one budget, a part of the network's memory.
 
-use super::active::{ActiveTransfer, Context, TransferEnd};
+use super::active::{ActiveTransfer, Context, Decline, TransferEnd};
 use super::metrics::EndKind;
 use super::transfer::{CREDIT_PART, Prospect, expected_bytes};
 use crate::dag::message::{BUDGET_BYTES_MAX, BUDGET_BYTES_MIN, EndStatus, Request, TransferId};
+use crate::observers::BlockTransport;
 use crate::recent::{Recent, recent};
 use crate::wants::SessionId;
 use content::scope::{EntityBytes, ScopeOptions};
@@ -45,6 +46,8 @@ const REST_BUSY: Duration = Duration::from_secs(2);
 /// How long a peer that lacks a part of a DAG is asked for its blocks by Bitswap: each further transfer would begin with
 /// what was missing before.
 const REST_LACKING: Duration = Duration::from_secs(10);
+/// How long a gateway that does not send CARs is not asked for them.
+const REST_UNSUPPORTED: Duration = Duration::from_secs(3_600);
 /// How long a transfer whose session has no readers goes on.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -72,10 +75,14 @@ impl Running {
 
 /// The running transfers. See the module's documentation.
 pub struct Planner {
-    /// `None`: transfers are not used.
+    /// `None`: transfers from peers are not used.
     context: Option<Arc<Context>>,
+    /// `None`: transfers from gateways are not used.
+    gateway_context: Option<Arc<Context>>,
     /// The connected peers that speak the protocol.
     speakers: HashSet<PeerId>,
+    /// The gateways in use, which send DAGs as CARs.
+    gateways: HashSet<PeerId>,
     transfers: HashMap<TransferId, Running>,
     /// For one session, or for all.
     resting: Recent<(Option<SessionId>, PeerId), Instant>,
@@ -87,7 +94,9 @@ impl Default for Planner {
     fn default() -> Self {
         Self {
             context: None,
+            gateway_context: None,
             speakers: HashSet::new(),
+            gateways: HashSet::new(),
             transfers: HashMap::new(),
             resting: recent(RESTING_MAX),
             next_id: 0,
@@ -97,9 +106,34 @@ impl Default for Planner {
 }
 
 impl Planner {
-    /// A planner that starts transfers.
-    pub fn new(context: Arc<Context>) -> Self {
-        Self { context: Some(context), ..Self::default() }
+    /// Starts transfers from peers that speak the protocol.
+    pub fn use_peers(&mut self, context: Arc<Context>) {
+        self.context = Some(context);
+    }
+
+    /// Starts transfers from gateways.
+    pub fn use_gateways(&mut self, context: Arc<Context>) {
+        self.gateway_context = Some(context);
+    }
+
+    /// A gateway can be asked.
+    pub fn add_gateway(&mut self, gateway: PeerId) {
+        if self.gateway_context.is_some() {
+            self.gateways.insert(gateway);
+        }
+    }
+
+    /// Whether transfers from a gateway are used.
+    pub fn is_gateway(&self, peer: &PeerId) -> bool {
+        self.gateways.contains(peer)
+    }
+
+    /// What the transfers from a peer share, if there can be any.
+    fn context_of(&self, peer: &PeerId) -> Option<&Arc<Context>> {
+        match self.is_gateway(peer) {
+            true => self.gateway_context.as_ref(),
+            false => self.context.as_ref().filter(|_| self.speakers.contains(peer)),
+        }
     }
 
     /// A peer speaks the protocol, or does not any more.
@@ -113,7 +147,7 @@ impl Planner {
 
     /// Whether transfers can be asked of any peer.
     pub fn is_used(&self) -> bool {
-        !self.speakers.is_empty() || !self.transfers.is_empty()
+        !self.speakers.is_empty() || !self.gateways.is_empty() || !self.transfers.is_empty()
     }
 
     /// Whether there are transfers, running or buffered.
@@ -123,7 +157,12 @@ impl Planner {
 
     /// The peer of a transfer.
     pub fn peer(&self, id: TransferId) -> Option<PeerId> {
-        self.transfers.get(&id).map(|running| running.active.peer)
+        self.source(id).map(|(peer, _)| peer)
+    }
+
+    /// The peer of a transfer, and how its blocks are transferred.
+    pub fn source(&self, id: TransferId) -> Option<(PeerId, BlockTransport)> {
+        self.transfers.get(&id).map(|running| (running.active.peer, running.active.over()))
     }
 
     /// The session of a transfer.
@@ -145,7 +184,7 @@ impl Planner {
         ahead: Option<&ReadAhead>,
     ) -> Option<(TransferId, PeerId)> {
         let of_session = self.transfers.iter().filter(|(_, running)| {
-            running.active.session == *session && !running.has_ended && self.speakers.contains(&running.active.peer)
+            running.active.session == *session && !running.has_ended && self.takes_transfers(&running.active.peer)
         });
         let prospects = of_session.filter_map(|(id, running)| {
             let prospect = running.active.state().prospect(key, ahead);
@@ -168,11 +207,17 @@ impl Planner {
         is_shared: bool,
         now: Instant,
     ) -> Option<Arc<ActiveTransfer>> {
-        let context = self.context.clone()?;
+        let context = Arc::clone(self.context_of(&peer)?);
         let rests = [Some(session), None]
             .into_iter()
             .any(|session| self.resting.peek(&(session, peer)).is_some_and(|until| now < *until));
-        if !self.speakers.contains(&peer) || rests || ahead.is_single_block() {
+        // What the end of a gateway's last transfer means is about to be known.
+        let is_ending = |running: &Running| {
+            let active = &running.active;
+            !running.has_ended && active.session == session && active.peer == peer && active.state().has_ended()
+        };
+        let waits = self.is_gateway(&peer) && self.transfers.values().any(is_ending);
+        if rests || waits || ahead.is_single_block() {
             return None;
         }
         let count = |is_such: &dyn Fn(&ActiveTransfer) -> bool| {
@@ -235,30 +280,36 @@ impl Planner {
 
     /// Widens the window of a transfer whose size is known by now, if the budget allows.
     pub fn grow(&mut self, id: TransferId) {
-        let Some(context) = self.context.clone() else { return };
         let Some(running) = self.transfers.get(&id).filter(|running| !running.has_ended) else { return };
         let active = Arc::clone(&running.active);
+        let context = active.context();
         let (window, expected) = (active.window_bytes(), active.state().expected_bytes());
         let Some(expected) = expected.filter(|expected| *expected > window && window < BUDGET_BYTES_MAX) else {
             return;
         };
         // What it has is a part of the budget.
         self.reserved_bytes = self.reserved_bytes.saturating_sub(window);
-        let wider = self.window(&context, Some(expected)).unwrap_or(window).max(window);
+        let wider = self.window(context, Some(expected)).unwrap_or(window).max(window);
         self.reserved_bytes = self.reserved_bytes.saturating_add(wider);
         active.widen_window(wider);
     }
 
-    /// Several peers have the DAG of a session: its transfers bring what their budgets allow, and no more.
-    pub fn share(&self, session: &SessionId) {
+    /// Another peer has the DAG of a session: the session's transfers bring what their budgets allow, and no more. If
+    /// that peer cannot be asked for transfers, this holds for those of gateways: they cannot be told to leave out what
+    /// the peer sends.
+    pub fn share(&self, session: &SessionId, with: &PeerId) {
+        let is_for_all = self.takes_transfers(with);
         for running in self.transfers.values().filter(|running| running.active.session == *session) {
-            running.active.state().cap();
+            let peer = &running.active.peer;
+            if is_for_all || self.is_gateway(peer) && peer != with {
+                running.active.state().cap();
+            }
         }
     }
 
-    /// Whether a peer speaks the protocol.
-    pub fn speaks(&self, peer: &PeerId) -> bool {
-        self.speakers.contains(peer)
+    /// Whether a peer can be asked for transfers.
+    pub fn takes_transfers(&self, peer: &PeerId) -> bool {
+        self.context_of(peer).is_some()
     }
 
     /// A want waits for a transfer.
@@ -331,17 +382,20 @@ impl Planner {
         let is_useless = kind == EndKind::Budget && !running.has_brought;
         let rest = rest.or(is_useless.then_some(REST_REFUSED));
         // A DAG that cannot be sent says nothing of others.
-        let is_of_dag = matches!(end, TransferEnd::Status(EndStatus::Failed) | TransferEnd::TooManyBlocks);
+        let is_of_dag = match end {
+            TransferEnd::Status(EndStatus::Failed) | TransferEnd::TooManyBlocks => true,
+            TransferEnd::Declined(decline) => !matches!(decline, Decline::Unsupported | Decline::Busy(_)),
+            _ => false,
+        };
         let session = is_of_dag.then_some(running.active.session);
         let rest_key = (session, running.active.peer);
         let wants = running.wants.drain().collect();
         if let Some(rest) = rest {
             self.resting.insert(rest_key, now + rest);
         }
-        if let Some(context) = &self.context {
-            context.metrics.running.dec();
-            context.metrics.ended(kind);
-        }
+        let metrics = &running.active.context().metrics;
+        metrics.running.dec();
+        metrics.ended(kind);
         wants
     }
 
@@ -356,6 +410,7 @@ impl Planner {
     /// A peer has disconnected: its transfers end with their streams.
     pub fn disconnected(&mut self, peer: &PeerId) {
         self.speakers.remove(peer);
+        self.gateways.remove(peer);
         self.cancel_from(peer);
     }
 
@@ -376,11 +431,10 @@ impl Planner {
     /// Cancels the transfers of sessions without readers, and forgets those that have ended and been read. `has_wants`
     /// says whether a session waits for blocks.
     pub fn sweep(&mut self, has_wants: impl Fn(&SessionId) -> bool, now: Instant) {
-        let Some(context) = self.context.clone() else { return };
         let mut reserved_bytes = self.reserved_bytes;
         self.transfers.retain(|_, running| {
             let session = running.active.session;
-            let is_read = context.readers.has(&session) || has_wants(&session);
+            let is_read = running.active.context().readers.has(&session) || has_wants(&session);
             let since = *running.unread_since.get_or_insert(now);
             if is_read {
                 running.unread_since = None;
@@ -410,6 +464,13 @@ impl Planner {
     pub fn awaited(&self) -> impl Iterator<Item = (TransferId, PeerId, Instant)> + '_ {
         let awaited = self.transfers.iter().filter(|(_, running)| !running.has_ended && !running.wants.is_empty());
         awaited.map(|(id, running)| (*id, running.active.peer, running.progress))
+    }
+
+    /// Whether a transfer finds out itself that its peer stalls: a gateway may take long to begin, as it does for
+    /// single blocks. Not while it has no budget, so that nothing is read.
+    pub fn times_itself(&self, id: TransferId) -> bool {
+        let active = self.transfers.get(&id).map(|running| &running.active);
+        active.is_some_and(|active| active.over() == BlockTransport::Http && !active.state().is_blocked())
     }
 
     /// Makes room in a transfer that has no budget left, because nobody takes what it has brought.
@@ -449,5 +510,9 @@ fn kind_of(end: &TransferEnd) -> (EndKind, Option<Duration>) {
         TransferEnd::NamesLost => (EndKind::Failed, Some(REST_BUSY)),
         TransferEnd::InvalidBlock | TransferEnd::Fault(_) => (EndKind::Fault, Some(REST_REFUSED)),
         TransferEnd::Cancelled => (EndKind::Cancelled, None),
+        TransferEnd::Declined(Decline::Unsupported) => (EndKind::Refused, Some(REST_UNSUPPORTED)),
+        TransferEnd::Declined(Decline::Busy(_)) => (EndKind::Refused, Some(REST_BUSY)),
+        TransferEnd::Declined(Decline::Failed | Decline::Incomplete) => (EndKind::Failed, Some(REST_REFUSED)),
+        TransferEnd::Declined(Decline::Lacks | Decline::Refused) => (EndKind::Refused, Some(REST_REFUSED)),
     }
 }

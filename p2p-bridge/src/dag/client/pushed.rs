@@ -8,6 +8,7 @@
 //! session has no readers.
 
 use super::active::{ActiveTransfer, Place};
+use crate::observers::BlockTransport;
 use crate::wants::SessionId;
 use content::{Block, BlockKey, Cid};
 use std::collections::HashMap;
@@ -72,15 +73,22 @@ impl Pushed {
 
     /// Takes a block for a reader, under the CID that it requested.
     pub fn take(&self, cid: &Cid) -> Option<Block> {
+        self.take_with_transport(cid).map(|(block, _)| block)
+    }
+
+    /// The same, with how it was transferred.
+    pub fn take_with_transport(&self, cid: &Cid) -> Option<(Block, BlockTransport)> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let pushed = self.remove_if(&BlockKey::of(cid)?, |_| true)?;
-        if let Some(transfer) = pushed.transfer.upgrade() {
+        let transfer = pushed.transfer.upgrade();
+        let over = transfer.as_ref().map_or(BlockTransport::Dag, |transfer| transfer.over());
+        if let Some(transfer) = transfer {
             transfer.release(pushed.budget_bytes);
             pushed.place.into_iter().for_each(|place| transfer.read_up_to(place));
         }
-        pushed.block.under(cid)
+        Some((pushed.block.under(cid)?, over))
     }
 
     /// Removes a block, whose bytes are released.

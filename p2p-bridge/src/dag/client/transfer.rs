@@ -9,7 +9,7 @@
 //! are under way or buffered never exceed its window.
 
 use super::naming::{BlockId, Known, Naming, PENDING_MAX, TooManyBlocks};
-use crate::dag::message::{Answer, BUDGET_BYTES_MIN, EndStatus, Request};
+use crate::dag::message::{ANSWER_OVERHEAD_BYTES, Answer, BUDGET_BYTES_MIN, EndStatus, Request};
 use bytes::Bytes;
 use content::scope::{self, Child, ChildIter, DagScope, EntityBytes, Role, ScopeOptions};
 use content::stored::Stored;
@@ -169,6 +169,8 @@ pub struct Transfer {
     /// The size of the file, once its root has arrived.
     file_bytes: Option<u64>,
     blocks: u64,
+    /// Blocks that were verified, and are yet to be delivered or buffered.
+    delivering: HashSet<BlockId>,
     /// Whether the server may know of blocks that nothing has named here: what is below a block that was dropped, or
     /// that was named again for another part of it. Then a block without a name is no offence.
     names_are_partial: bool,
@@ -200,6 +202,7 @@ impl Transfer {
             reached: 0,
             file_bytes: None,
             blocks: 0,
+            delivering: HashSet::new(),
             names_are_partial: false,
             is_capped: false,
             has_ended: false,
@@ -314,6 +317,7 @@ impl Transfer {
         if self.has_ended {
             return Ok(Expanded::default());
         }
+        self.delivering.insert(verify.id);
         self.advance(verify, block, children);
         let mut expanded = Expanded::default();
         let mut result = self.naming.settle(verify.id);
@@ -330,6 +334,11 @@ impl Transfer {
         }
         self.has_ended |= result.is_err();
         result.map(|()| expanded)
+    }
+
+    /// A verified block was delivered or buffered, so that a reader who has not received it will not.
+    pub fn delivered(&mut self, verify: &Verify) {
+        self.delivering.remove(&verify.id);
     }
 
     /// Children of a verified block that the policy refuses: they are neither named nor kept. Returns those that the
@@ -480,6 +489,50 @@ impl Transfer {
         granted.saturating_sub(self.received_bytes) < self.largest_bytes
     }
 
+    /// Whether the budget allows a block of so many bytes.
+    pub fn has_room_for(&self, block_bytes: u64) -> bool {
+        let after = self.received_bytes.saturating_add(block_bytes).saturating_add(ANSWER_OVERHEAD_BYTES);
+        after <= self.granted_bytes
+    }
+
+    /// Whether blocks that wait for their parents leave no room for a block of so many bytes.
+    pub fn is_full_of_early(&self, block_bytes: u64) -> bool {
+        let early = self.early.values().map(|early| match early {
+            Early::Block(block) => block.budget_bytes,
+            Early::Dropped { budget_bytes, .. } => *budget_bytes,
+            Early::Absent(_) => 0,
+        });
+        early.sum::<u64>().saturating_add(block_bytes).saturating_add(ANSWER_OVERHEAD_BYTES) > self.window_bytes
+    }
+
+    /// Whether blocks wait for their parents.
+    pub fn has_early(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Whether a block has arrived before, or is an inline one, which need not arrive.
+    pub fn is_repeat(&self, cid: &Cid) -> bool {
+        let known = self.naming.id(cid).map(|id| self.naming.known(id));
+        !matches!(known, Some(Known::Pending | Known::Unnamed))
+    }
+
+    /// The number of named blocks that have not arrived.
+    pub fn missing(&self) -> usize {
+        self.naming.pending()
+    }
+
+    /// The request for the part of a file that has not arrived; `None` if something else is missing, or nothing.
+    pub fn rest_of_file(&self) -> Option<ScopeOptions> {
+        let from = self.naming.missing_from()?;
+        let wanted = match self.scope.entity_bytes {
+            Some(range) => Some(range.resolve(self.file_bytes?)?),
+            None => None,
+        };
+        let from = i64::try_from(wanted.as_ref().map_or(from, |wanted| wanted.start.max(from))).ok()?;
+        let to = wanted.and_then(|wanted| i64::try_from(wanted.end - 1).ok());
+        Some(ScopeOptions { entity_bytes: Some(EntityBytes::new(from, to).ok()?), ..self.scope })
+    }
+
     /// Whether it will bring a block that a reader has requested, with what the reader will request after it.
     pub fn prospect(&self, key: &BlockKey, ahead: Option<&ReadAhead>) -> Prospect {
         if self.has_ended {
@@ -489,6 +542,7 @@ impl Transfer {
         match self.naming.known(id) {
             Known::Pending if self.is_near(self.naming.offset(id)) => Prospect::Named,
             Known::Verifying => Prospect::Arrived,
+            Known::Past if self.delivering.contains(&id) => Prospect::Arrived,
             Known::Pending | Known::Past => Prospect::None,
             Known::Unnamed if matches!(self.early.get(&id), Some(Early::Block(..))) => Prospect::Arrived,
             Known::Unnamed if ahead.is_some_and(|ahead| self.covers(ahead)) => Prospect::Covered,

@@ -42,6 +42,7 @@ impl Asker {
         };
         let children = children(&verify, &block);
         let expanded = self.transfer.verified(&verify, &block, &children).expect("is small");
+        self.transfer.delivered(&verify);
         assert!(self.received.insert(cid), "{cid} is verified once");
         self.buffered.push_back(verify.budget_bytes);
         self.absent.extend(expanded.absent);
@@ -351,4 +352,21 @@ proptest! {
         }
         prop_assert!(asker.received.is_subset(&cids(&blocks)));
     }
+}
+
+#[test]
+fn a_block_is_brought_until_it_is_delivered() {
+    let site = Site::new(3);
+    let mut transfer = Transfer::new(&site.request(1_000_000));
+    let root = site.blocks.peek(&site.root).expect("is stored");
+    let key = root.key().expect("a key");
+    assert!(!transfer.is_repeat(&site.root));
+    let Ok(Arrival::Verify(verify)) = transfer.arrived(Answer::plain(&root), None) else { panic!("it is named") };
+    assert_eq!(transfer.prospect(&key, None), Prospect::Arrived);
+    let named = children(&verify, &root);
+    transfer.verified(&verify, &root, &named).expect("is small");
+    assert_eq!(transfer.prospect(&key, None), Prospect::Arrived, "its reader is about to receive it");
+    transfer.delivered(&verify);
+    assert_eq!(transfer.prospect(&key, None), Prospect::None);
+    assert!(transfer.is_repeat(&site.root) && transfer.missing() == named.len());
 }

@@ -446,27 +446,50 @@ async fn a_cancelled_transfer_resets_its_streams() {
     }
 }
 
+/// A transfer whose blocks are delivered with or without their offsets, each as large as a quarter of the window.
+struct Quarters {
+    context: Arc<Context>,
+    active: Arc<ActiveTransfer>,
+    has_offsets: bool,
+}
+
+impl Quarters {
+    fn new(has_offsets: bool) -> Self {
+        let Start { context, active, .. } = Start::of_random_peer();
+        Self { context, active, has_offsets }
+    }
+
+    fn deliver(&self, n: u8) {
+        let quarter = self.active.window_bytes() / 4;
+        let offset = self.has_offsets.then_some(u64::from(n) * quarter);
+        self.active.deliver(other(n), true, self.active.place(quarter, offset), 1, Vec::new());
+    }
+
+    fn take(&self, n: u8) -> bool {
+        self.context.pushed.take(other(n).cid()).is_some()
+    }
+}
+
 #[test]
 fn a_late_block_does_not_drop_those_that_follow_it() {
-    let Start { context, active, .. } = Start::of_random_peer();
-    let quarter = active.window_bytes() / 4;
-    let deliver = |n: u8, offset: Option<u64>| {
-        active.deliver(other(n), true, active.place(quarter, offset), 1, Vec::new());
-    };
-    let take = |n: u8| context.pushed.take(other(n).cid()).is_some();
-    // Its stream is slow: what follows it arrives before it.
-    for offsets in [Some(0), None] {
-        (1..=3).chain([0]).for_each(|n| deliver(n, offsets.map(|_| u64::from(n) * quarter)));
-        assert!((0..=3).all(take), "{offsets:?}");
+    for has_offsets in [true, false] {
+        let transfer = Quarters::new(has_offsets);
+        // Its stream is slow: what follows it arrives before it.
+        [1, 2, 3, 0].into_iter().for_each(|n| transfer.deliver(n));
+        assert_eq!([0, 1, 2, 3].map(|n| transfer.take(n)), [true; 4], "{has_offsets}");
+        // What readers have passed by far is dropped.
+        let transfer = Quarters::new(has_offsets);
+        (0..=5).for_each(|n| transfer.deliver(n));
+        assert_eq!([5, 0, 4].map(|n| transfer.take(n)), [true, false, true], "{has_offsets}");
     }
-    // What readers have passed by far is dropped.
-    for far in [Some(5 * quarter), None] {
-        (4..=9).for_each(|n| deliver(n, far.map(|_| u64::from(n - 4) * quarter)));
-        assert!(take(9) && !take(4), "{far:?}");
-        (5..=8).for_each(|n| _ = take(n));
-    }
-    // Room is made from what readers need last, unless they have passed the first.
-    (10..=12).for_each(|n| deliver(n, Some(u64::from(n) * quarter)));
-    active.evict(1);
-    assert!(!take(12) && take(11) && take(10));
+}
+
+#[test]
+fn room_is_made_from_what_readers_have_passed_or_else_need_last() {
+    let transfer = Quarters::new(true);
+    (1..=4).for_each(|n| transfer.deliver(n));
+    transfer.active.evict(1);
+    assert_eq!([4, 2].map(|n| transfer.take(n)), [false, true]);
+    transfer.active.evict(1);
+    assert_eq!([1, 3].map(|n| transfer.take(n)), [false, true]);
 }

@@ -398,7 +398,7 @@ impl HttpPeers {
     }
 
     /// Starts a transfer, as a request for a CAR; `false` if the limits of the gateway's origin do not allow another
-    /// one.
+    /// one. A half-open breaker waits for a single block, which takes less time.
     pub fn start(&mut self, active: &Arc<ActiveTransfer>, now: Instant) -> bool {
         let peer = active.peer;
         let (Some(source), Some(gateway_client)) = (self.sources.get_mut(&peer), &self.gateway_client) else {
@@ -411,7 +411,7 @@ impl HttpPeers {
         };
         let load = self.loads.entry(Arc::clone(&origin)).or_default();
         let allowed = self.breakers.get(&origin).allows(load.max(trust), now);
-        let has_room = load.running < allowed && load.cars < (allowed / CARS_PART).max(1);
+        let has_room = load.running < allowed && load.cars < allowed / CARS_PART;
         if !source.connected || !has_room || queue.running >= REQUESTS_MAX || queue.cars >= REQUESTS_MAX / CARS_PART {
             return false;
         }

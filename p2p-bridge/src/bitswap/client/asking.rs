@@ -230,6 +230,8 @@ impl Client {
     ) {
         let Some(want) = self.wants.get(&key) else { return };
         let bytes = if block { self.expected_bytes(want) } else { 0 };
+        let ahead = want.ahead.as_ref().map(|(_, ahead)| &**ahead);
+        let distance = transfer.and_then(|transfer| self.planner.distance(transfer, &key, ahead));
         let (Some(peer_state), Some(want)) = (self.peers.get_mut(&peer), self.wants.get_mut(&key)) else { return };
         if transfer.is_none() && !peer_state.has_slot() {
             return;
@@ -237,7 +239,9 @@ impl Client {
         let replaced = want.discard_answers(&peer);
         want.orphaned &= !block;
         let (queued_bytes, idle) = peer_state.ask(key, block.then_some(bytes), transfer.is_none(), now);
-        want.asked.push(Request { peer, block, at: now, queued_bytes, idle, transfer });
+        let queued_bytes = distance.map_or(queued_bytes, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let is_placed = distance.is_some();
+        want.asked.push(Request { peer, block, at: now, queued_bytes, idle, transfer, is_placed });
         for id in &want.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.asked.insert(peer);

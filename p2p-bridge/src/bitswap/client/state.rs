@@ -205,12 +205,14 @@ pub(super) struct Request {
     /// For the block, not only for its presence.
     pub block: bool,
     pub at: Instant,
-    /// The bytes that the peer had to send until the answer was complete.
+    /// The bytes that the peer had to send until the answer was complete, or before it in a CAR.
     pub queued_bytes: usize,
     /// Whether the peer had no other outstanding blocks.
     pub idle: bool,
     /// The transfer that brings it, in place of a wantlist entry.
     pub transfer: Option<TransferId>,
+    /// Whether that is a CAR whose place of the block is known.
+    pub is_placed: bool,
 }
 
 /// A wanted block.

@@ -4,10 +4,13 @@ use super::*;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
 use crate::dag::client::active::{Context, Decline, TransferEnd, TransferEvent, names_budget};
 use crate::dag::client::pushed::{Reader, Readers};
+use crate::dag::client::transfer::{Arrival, children};
 use crate::dag::message::{Answer, EndStatus, TransferId};
+use crate::dag::test_support::{Import, TestSource, noise, profile};
 use crate::framing::Memory;
 use crate::observers::BlockTransport;
 use bytes::Bytes;
+use content::importer::Part;
 use content::{Block, codec, hashes};
 use tokio::sync::mpsc;
 
@@ -932,6 +935,85 @@ fn a_gateway_may_take_long_to_begin_while_others_are_asked() {
     bench.pass(1_800 * MS);
     assert!(!bench.transfers[0].state().has_ended(), "it times itself");
     assert!(bench.take_asked(1).iter().any(|(peer, ..)| *peer == other), "as if a single block were late");
+}
+
+#[test]
+fn a_gateway_that_is_slow_with_a_car_is_asked_for_single_blocks() {
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    let gateway = gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    bench.pass(400 * MS);
+    assert_eq!(bench.take_asked(1), vec![], "a gateway may take a while to begin");
+    bench.pass(200 * MS);
+    assert_eq!(bench.take_asked(1), vec![(gateway, 0, Ask::Block)]);
+    assert_eq!(bench.block(gateway, 0), BlockUse::Wanted);
+    // No want waits for it again, and no other CAR is requested.
+    want_file(&mut bench, 1, MIB);
+    assert_eq!((bench.take_asked(2), bench.transfers.len()), (vec![(gateway, 1, Ask::Block)], 1));
+    // Until it has begun.
+    let first = bench.transfers[0].id;
+    assert_eq!(brings(&mut bench, first, 1), BlockUse::Wanted);
+    assert_eq!(bench.take_asked(2), vec![(gateway, 1, Ask::Cancel)]);
+    want_file(&mut bench, 2, 2 * MIB);
+    assert_eq!((bench.take_asked(3), bench.transfers.len()), (vec![], 1));
+    assert_eq!(bench.failures, vec![]);
+}
+
+/// A directory with two files, of which the first one has so many bytes, and the roots of the files.
+fn directory(first_bytes: u64) -> (Block, [Cid; 2]) {
+    let source = TestSource::default();
+    let import = Import::new(&source, profile(false));
+    let [first, second] = [1, 2].map(|seed| import.file(&noise(seed, 10_000)));
+    let first = Part { file_bytes: first_bytes, dag_bytes: first_bytes, ..first };
+    let root = import.tree(&[("a", first), ("b", second)]).cid;
+    let root = source.all().into_iter().find(|block| *block.cid() == root).expect("is stored");
+    (root, [first.cid, second.cid])
+}
+
+/// A transfer receives a block that it has named, and its children are named.
+fn name_children(active: &ActiveTransfer, block: &Block) {
+    let mut state = active.state();
+    let Ok(Arrival::Verify(verify)) = state.arrived(Answer::plain(block), None) else { panic!("it is named") };
+    let named = children(&verify, block);
+    state.verified(&verify, block, &named).expect("is small");
+    state.delivered(&verify);
+}
+
+#[test]
+fn a_block_that_is_not_known_to_be_close_is_not_waited_for_in_a_car() {
+    for (first_bytes, is_close) in [(MIB, true), (1 << 40, false)] {
+        let mut bench = Bench::new();
+        let (root, [first, second]) = directory(first_bytes);
+        let session = *root.cid().hash();
+        let _reader = Reader::of(&bench.readers, session);
+        let gateway = gateway(&mut bench);
+        let want = |bench: &mut Bench, cid: Cid| {
+            bench.client.want_ahead(session, cid, Some(Arc::new(ReadAhead::all(cid))), bench.now);
+            bench.drain();
+        };
+        let receive = |bench: &mut Bench, key: BlockKey| {
+            let transfer = bench.transfers[0].id;
+            bench.client.transfer_received(transfer, key, 1_000_000, bench.now);
+            bench.drain();
+        };
+        want(&mut bench, *root.cid());
+        name_children(&bench.transfers[0], &root);
+        receive(&mut bench, root.key().expect("a key"));
+        want(&mut bench, first);
+        want(&mut bench, second);
+        assert_eq!((bench.asked.len(), bench.transfers.len()), (0, 1), "a CAR may bring them soon");
+        // All that it brings is below the first file, whose root is late, but about to be brought.
+        for n in 0..4 {
+            bench.pass(TICK);
+            receive(&mut bench, key(1_000 + n));
+        }
+        let asked: Vec<(PeerId, Cid, Ask)> =
+            bench.asked.iter().map(|(peer, want)| (*peer, want.cid, want.ask)).collect();
+        let expected = if is_close { vec![] } else { vec![(gateway, second, Ask::Block)] };
+        assert_eq!(asked, expected, "{first_bytes}");
+        assert_eq!(bench.transfers.len(), 1);
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ const SEARCH_LINGER: Duration = Duration::from_secs(2);
 /// The minimum time between searches without result, if there are new wants.
 const SEARCH_BACK_OFF: Duration = Duration::from_secs(1);
 /// The minimum delay beyond the expected time before a late block is hedged.
-const LATENESS_MIN: Duration = Duration::from_millis(250);
+pub(super) const LATENESS_MIN: Duration = Duration::from_millis(250);
 
 /// Why a block is hedged.
 enum Hedge {
@@ -76,6 +76,13 @@ impl Client {
         if !want.is_requested() {
             return self.assign(key, now);
         }
+        self.hedge_if_late(key, now);
+        self.overtake_late_car(key, now);
+    }
+
+    /// Requests a block from another peer if those that were asked are late.
+    fn hedge_if_late(&mut self, key: BlockKey, now: Instant) {
+        let Some(want) = self.wants.get(&key) else { return };
         let Some(hedge) = self.hedge(want, now) else { return };
         if let Some(peer) = self.second_choice(want, matches!(hedge, Hedge::Stalled), now) {
             if matches!(hedge, Hedge::Late) {
@@ -103,9 +110,7 @@ impl Client {
         let unproven =
             !want.has.is_empty() && !want.block_requests().any(|request| self.is_member(want, &request.peer));
         let late = |request: &Request| {
-            let peer_state = self.peers.get(&request.peer);
-            let expected =
-                peer_state.map_or(Duration::ZERO, |peer_state| peer_state.link.time_for(request.queued_bytes));
+            let expected = self.expected_time(request);
             let grace = if unproven { Duration::ZERO } else { expected.max(LATENESS_MIN) };
             now.saturating_duration_since(request.at) > expected + grace
         };
@@ -116,6 +121,12 @@ impl Client {
             return Some(Hedge::Stalled);
         }
         want.block_requests().all(|request| late(request) || stalled(request)).then_some(Hedge::Late)
+    }
+
+    /// The time that a request was expected to take.
+    pub(super) fn expected_time(&self, request: &Request) -> Duration {
+        let peer_state = self.peers.get(&request.peer);
+        peer_state.map_or(Duration::ZERO, |peer_state| peer_state.link.time_for(request.queued_bytes))
     }
 
     fn is_member(&self, want: &Want, peer: &PeerId) -> bool {

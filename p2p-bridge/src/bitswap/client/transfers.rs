@@ -8,7 +8,9 @@
 //! not bring becomes an ordinary request at once.
 
 use super::state::{Request, Want};
+use super::time::LATENESS_MIN;
 use super::{Action, BlockUse, Client};
+use crate::bitswap::message::{Ask, WantEntry};
 use crate::dag::client::active::{Context, TransferEnd};
 use crate::dag::message::{EndStatus, TransferId};
 use crate::observers::BlockTransport;
@@ -22,6 +24,9 @@ use std::time::{Duration, Instant};
 const STALLS_MAX: u32 = 3;
 /// The least time without progress after which a transfer is given up.
 const STALLED_MIN: Duration = Duration::from_millis(750);
+/// How long wants wait for a CAR that has not begun, or that is about to bring them, and a quarter of the stall timeout
+/// at most. A gateway may have to find the blocks of a path first, and a single block costs it another request.
+const CAR_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Client {
     /// Uses the DAG protocol.
@@ -92,8 +97,14 @@ impl Client {
         };
         self.planner.brought(transfer, now);
         self.planner.detach(transfer, &key);
-        let request = self.wants.get(&key).and_then(|want| want.asked.iter().find(|request| request.peer == peer));
+        let want = self.wants.get(&key);
+        let request = want.and_then(|want| want.asked.iter().find(|request| request.peer == peer));
         let asked = request.map(|request| (request.at, request.idle));
+        if let (Some(want), Some(Request { transfer: None, block: true, .. })) = (want, request) {
+            // It was requested by an entry as well.
+            let cancel = WantEntry { cid: want.cid, ask: Ask::Cancel, send_dont_have: false };
+            self.outbox.entry(peer).or_default().push(cancel);
+        }
         if let Some(peer_state) = self.peers.get_mut(&peer) {
             if let Some((at, _)) = asked {
                 self.metrics.transfer_seconds.observe(now.saturating_duration_since(at).as_secs_f64());
@@ -101,7 +112,6 @@ impl Client {
             let asked_at = asked.and_then(|(at, idle)| idle.then_some(at));
             peer_state.delivered(bytes, asked_at, now);
             peer_state.settle(&key, now);
-            // It may have been requested by an entry as well.
             peer_state.expect_late(key);
             peer_state.useful = Some(now);
         }
@@ -163,6 +173,40 @@ impl Client {
     /// A peer sent an invalid block in a transfer. Its outstanding blocks are requested from others.
     pub fn peer_lied(&mut self, peer: PeerId, now: Instant) {
         self.sent_invalid_block(peer, now);
+    }
+
+    /// Requests a block of a late CAR as a single one from the same gateway. The CAR may still bring it.
+    pub(super) fn overtake_late_car(&mut self, key: BlockKey, now: Instant) {
+        let late = self.wants.get(&key).and_then(|want| self.late_car(want, now));
+        if let Some((gateway, transfer)) = late {
+            self.planner.note_late(transfer);
+            self.request(gateway, key, true, None, now);
+        }
+    }
+
+    /// The gateway whose CAR is late with a block that nobody else is about to send.
+    fn late_car(&self, want: &Want, now: Instant) -> Option<(PeerId, TransferId)> {
+        let is_stalled = |request: &Request| self.peers.get(&request.peer).is_none_or(|peer| peer.is_stalled(now));
+        if want.block_requests().any(|request| request.transfer.is_none() && !is_stalled(request)) {
+            return None;
+        }
+        want.block_requests().find_map(|request| {
+            let car = request.transfer.filter(|_| self.planner.is_gateway(&request.peer))?;
+            self.is_late(car, request, now).then_some((request.peer, car))
+        })
+    }
+
+    /// Whether a CAR is late with a block. One that has begun brings a block after those before it, if their bytes are
+    /// known; otherwise as soon as it is expected from a gateway that is asked for it alone, or the block may be behind
+    /// all that the reader does not need yet.
+    fn is_late(&self, car: TransferId, request: &Request, now: Instant) -> bool {
+        let waited = now.saturating_duration_since(request.at);
+        let patience = CAR_PATIENCE.min(self.config.stall_timeout / 4);
+        if !self.planner.has_brought(car) {
+            return waited >= patience || self.planner.begins_late(car);
+        }
+        let expected = self.expected_time(request);
+        waited > expected + expected.max(if request.is_placed { patience } else { LATENESS_MIN })
     }
 
     fn waits_for(&self, key: &BlockKey, transfer: TransferId) -> bool {

@@ -53,6 +53,8 @@ pub struct TooManyBlocks;
 struct Named {
     is_verifying: bool,
     roles: Vec<(u64, Role)>,
+    /// The bytes that precede it in depth-first order, by the sizes that nodes declare, if they do. Not trustworthy.
+    place: Option<u64>,
 }
 
 /// The named blocks of a transfer.
@@ -68,7 +70,7 @@ impl Naming {
     pub fn new(root: &Child) -> Self {
         let mut naming = Self { hasher: RandomState::new(), pending: HashMap::new(), past: HashSet::new() };
         // A single block is below every limit.
-        let _ = naming.name(root);
+        let _ = naming.name(root, Some(0));
         naming
     }
 
@@ -97,6 +99,11 @@ impl Naming {
         self.pending.get(&id)?.roles.iter().find_map(|(_, role)| role.range().map(|range| range.start))
     }
 
+    /// The bytes that precede a pending block in depth-first order, by the sizes that nodes declare.
+    pub fn place(&self, id: BlockId) -> Option<u64> {
+        self.pending.get(&id)?.place
+    }
+
     /// A named block has arrived, and is verified next.
     pub fn verify(&mut self, id: BlockId) {
         if let Some(named) = self.pending.get_mut(&id) {
@@ -122,11 +129,11 @@ impl Naming {
         Ok(())
     }
 
-    /// A verified block names a child. Returns its ID if it was not named before.
+    /// A verified block names a child, with its place if that is known. Returns its ID if it was not named before.
     ///
     /// # Errors
     /// [`TooManyBlocks`].
-    pub fn name(&mut self, child: &Child) -> Result<Option<BlockId>, TooManyBlocks> {
+    pub fn name(&mut self, child: &Child, place: Option<u64>) -> Result<Option<BlockId>, TooManyBlocks> {
         let Some(id) = self.id(&child.cid) else { return Ok(None) };
         if self.past.contains(&id) {
             return Ok(None);
@@ -143,7 +150,8 @@ impl Naming {
             }
             Entry::Vacant(_) if pending >= PENDING_MAX => Err(TooManyBlocks),
             Entry::Vacant(entry) => {
-                entry.insert(Named { is_verifying: false, roles: vec![(child.cid.codec(), child.role.clone())] });
+                let roles = vec![(child.cid.codec(), child.role.clone())];
+                entry.insert(Named { is_verifying: false, roles, place });
                 Ok(Some(id))
             }
         }

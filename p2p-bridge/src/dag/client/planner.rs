@@ -60,6 +60,8 @@ struct Running {
     progress: Instant,
     /// Whether it has brought any.
     has_brought: bool,
+    /// Whether the gateway takes long to begin.
+    begins_late: bool,
     /// Since when its session has no readers.
     unread_since: Option<Instant>,
     /// Whether it has ended, and is kept for what is buffered.
@@ -67,6 +69,11 @@ struct Running {
 }
 
 impl Running {
+    /// Whether it is not known when it begins.
+    fn begins_late(&self) -> bool {
+        self.begins_late && !self.has_brought && !self.has_ended
+    }
+
     /// Whether nothing more is sent until readers take what is buffered, for which no want waits.
     fn is_full_of_unawaited(&self) -> bool {
         !self.has_ended && self.wants.is_empty() && self.active.state().is_full()
@@ -175,8 +182,8 @@ impl Planner {
         self.transfers.values().any(|running| running.active.session == *session)
     }
 
-    /// The running transfer of a session that will bring a block, and its peer. Not one that is full of what nobody waits
-    /// for: its readers may be slow, and nothing follows until they have taken it.
+    /// The running transfer of a session that will bring a block, and its peer. Not one that begins late, and not one that
+    /// is full of what nobody waits for: its readers may be slow, and nothing follows until they have taken it.
     pub fn bringing(
         &self,
         session: &SessionId,
@@ -184,7 +191,10 @@ impl Planner {
         ahead: Option<&ReadAhead>,
     ) -> Option<(TransferId, PeerId)> {
         let of_session = self.transfers.iter().filter(|(_, running)| {
-            running.active.session == *session && !running.has_ended && self.takes_transfers(&running.active.peer)
+            running.active.session == *session
+                && !running.has_ended
+                && !running.begins_late()
+                && self.takes_transfers(&running.active.peer)
         });
         let prospects = of_session.filter_map(|(id, running)| {
             let prospect = running.active.state().prospect(key, ahead);
@@ -211,12 +221,13 @@ impl Planner {
         let rests = [Some(session), None]
             .into_iter()
             .any(|session| self.resting.peek(&(session, peer)).is_some_and(|until| now < *until));
-        // What the end of a gateway's last transfer means is about to be known.
-        let is_ending = |running: &Running| {
+        // What the end of a gateway's last transfer means is about to be known, or whether it begins.
+        let is_uncertain = |running: &Running| {
             let active = &running.active;
-            !running.has_ended && active.session == session && active.peer == peer && active.state().has_ended()
+            let is_ending = !running.has_ended && active.state().has_ended();
+            active.session == session && active.peer == peer && (is_ending || running.begins_late())
         };
-        let waits = self.is_gateway(&peer) && self.transfers.values().any(is_ending);
+        let waits = self.is_gateway(&peer) && self.transfers.values().any(is_uncertain);
         if rests || waits || ahead.is_single_block() {
             return None;
         }
@@ -257,6 +268,7 @@ impl Planner {
             wants: HashSet::new(),
             progress: now,
             has_brought: false,
+            begins_late: false,
             unread_since: None,
             has_ended: false,
         };
@@ -361,6 +373,25 @@ impl Planner {
     /// Whether a transfer has brought a block.
     pub fn has_brought(&self, id: TransferId) -> bool {
         self.transfers.get(&id).is_some_and(|running| running.has_brought)
+    }
+
+    /// A transfer has not begun in time: nothing waits for it, and no other one is started from its gateway for the
+    /// session, until it has brought a block.
+    pub fn note_late(&mut self, id: TransferId) {
+        if let Some(running) = self.transfers.get_mut(&id) {
+            running.begins_late = true;
+        }
+    }
+
+    /// Whether a transfer has not begun in time.
+    pub fn begins_late(&self, id: TransferId) -> bool {
+        self.transfers.get(&id).is_some_and(Running::begins_late)
+    }
+
+    /// About how many bytes a gateway sends before a block, if that is known. Peers send in another order.
+    pub fn distance(&self, id: TransferId, key: &BlockKey, ahead: Option<&ReadAhead>) -> Option<u64> {
+        let active = &self.transfers.get(&id)?.active;
+        if active.over() == BlockTransport::Http { active.state().distance(key, ahead) } else { None }
     }
 
     /// A transfer goes on.

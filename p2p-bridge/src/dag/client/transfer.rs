@@ -166,6 +166,8 @@ pub struct Transfer {
     largest_bytes: u64,
     /// The end of the last part of the file that has arrived.
     reached: u64,
+    /// The end of the last block that has arrived, in depth-first order, by the sizes that nodes declare.
+    passed: u64,
     /// The size of the file, once its root has arrived.
     file_bytes: Option<u64>,
     blocks: u64,
@@ -200,6 +202,7 @@ impl Transfer {
             unsolicited: 0,
             largest_bytes: 0,
             reached: 0,
+            passed: 0,
             file_bytes: None,
             blocks: 0,
             delivering: HashSet::new(),
@@ -320,17 +323,20 @@ impl Transfer {
         self.delivering.insert(verify.id);
         self.advance(verify, block, children);
         let mut expanded = Expanded::default();
+        let mut place = self.naming.place(verify.id).map(|place| place.saturating_add(block.data().len() as u64));
+        self.passed = self.passed.max(place.unwrap_or_default());
         let mut result = self.naming.settle(verify.id);
         for child in children {
             if result.is_err() {
                 break;
             }
             self.names_are_partial |= self.is_named_again(child);
-            match self.naming.name(child) {
+            match self.naming.name(child, place) {
                 Ok(Some(id)) => self.wake(id, &mut expanded),
                 Ok(None) => {}
                 Err(error) => result = Err(error),
             }
+            place = place.zip(child.declared_bytes).map(|(place, bytes)| place.saturating_add(bytes));
         }
         self.has_ended |= result.is_err();
         result.map(|()| expanded)
@@ -550,6 +556,22 @@ impl Transfer {
         }
     }
 
+    /// About how many bytes come before a block that it brings, in depth-first order. `None` if that is not known, or more
+    /// than a reader waits for.
+    pub fn distance(&self, key: &BlockKey, ahead: Option<&ReadAhead>) -> Option<u64> {
+        let id = self.naming.id_of(key);
+        let in_file = |offset: u64| offset.saturating_sub(self.reached.max(self.begin()));
+        let distance = match self.naming.known(id) {
+            Known::Pending => match self.naming.offset(id) {
+                Some(offset) => in_file(offset),
+                None => self.naming.place(id)?.saturating_sub(self.passed),
+            },
+            Known::Verifying | Known::Past => 0,
+            Known::Unnamed => in_file(first_byte(&ahead?.scope)?),
+        };
+        (distance <= self.window_bytes * REACH_WINDOWS).then_some(distance)
+    }
+
     fn is_near(&self, offset: Option<u64>) -> bool {
         let begin = self.reached.max(self.begin());
         let rest = self.granted_bytes.saturating_sub(self.received_bytes);
@@ -562,7 +584,7 @@ impl Transfer {
 
     /// The first byte of the range.
     fn begin(&self) -> u64 {
-        self.scope.entity_bytes.map_or(0, |bytes| u64::try_from(bytes.bounds().0).unwrap_or(0))
+        first_byte(&self.scope).unwrap_or(0)
     }
 
     /// Whether the request covers what a reader requests first.
@@ -576,8 +598,7 @@ impl Transfer {
         if !scope_includes(&self.scope, &ahead.scope) {
             return false;
         }
-        let from = ahead.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
-        self.is_near(from)
+        self.is_near(first_byte(&ahead.scope))
     }
 
     /// Ends it from this side.
@@ -678,6 +699,11 @@ pub fn expected_bytes(scope: &ScopeOptions, file_bytes: Option<u64>) -> Option<u
             _ => None,
         },
     }
+}
+
+/// The first byte of the range of a scope, if it is not counted from the end of the file.
+fn first_byte(scope: &ScopeOptions) -> Option<u64> {
+    scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok())
 }
 
 /// Whether the blocks of a scope include those of another, or the first of them.

@@ -145,7 +145,8 @@ impl<'a> CarTransfer<'a> {
         // Without memory to decode the body, it is requested plain.
         let decoder_memory = self.memory_of_decoder();
         let coding = if decoder_memory.is_some() { ZSTD } else { "identity" };
-        let get = self.client.clients.of(self.trust).get(url).header(ACCEPT, ACCEPTED).header(ACCEPT_ENCODING, coding);
+        let get =
+            self.client.clients.for_cars(self.trust).get(url).header(ACCEPT, ACCEPTED).header(ACCEPT_ENCODING, coding);
         let response = match timeout(self.client.timeouts.response(self.trust), get.send()).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(self.failed(&innermost(&error))),

@@ -8,6 +8,7 @@ use crate::dag::client::active::{Context as DagContext, TransferEvent, names_bud
 use crate::dag::client::pushed::{Pushed, Readers};
 use crate::dag::message::{BUDGET_BYTES_MAX, Request, TransferId};
 use crate::dag::test_support::{Import, PATHS, TestSource, expected, names, noise, profile, scopes, site, text};
+use crate::http_source::client::{Outcome, RequestKind};
 use crate::http_source::dialling::Clients;
 use crate::http_source::metrics::{CarOutcome, OutcomeKind};
 use crate::http_source::test_server::{CarRequest, CarResponse, ServerMode, TestServer, Then, zstd};
@@ -148,6 +149,11 @@ impl Bench {
     async fn run(&mut self) -> (TransferEnd, usize) {
         let running = self.client.transfer(&self.base, Trust::Configured, Arc::clone(&self.active), &self.metrics);
         tokio::time::timeout(PATIENCE, running).await.expect("ends in time");
+        self.ended()
+    }
+
+    /// How it has ended, and the number of blocks that were received.
+    fn ended(&mut self) -> (TransferEnd, usize) {
         let mut received = 0;
         loop {
             match self.events.try_recv().expect("an end was reported") {
@@ -327,6 +333,51 @@ async fn a_body_is_read_as_readers_take_what_it_brings() {
     assert!(bench.context.pushed.len() <= 20);
     drop(bench.active);
     assert!(bench.context.pushed.is_empty(), "what is buffered is dropped with the transfer");
+}
+
+/// Over HTTP/2, what a client does not read of one response takes the window of the connection.
+#[tokio::test]
+async fn cars_that_are_not_read_delay_no_other_request() {
+    const PAUSED: usize = 5;
+    const STREAM_WINDOW_BYTES: usize = 2 << 20;
+    let (source, root) = file(&noise(12, 6 << 20));
+    let (small, large) = (crate::dag::test_support::raw(noise(13, 1 << 20)), source.all());
+    let (server, certificate) = TestServer::start_tls("localhost", "h2", &[large, vec![small.clone()]].concat()).await;
+    let answering = Arc::clone(&source);
+    server.answer_cars(move |request| {
+        let source = Arc::clone(&answering);
+        async move {
+            let blocks = expected(&source, request.root, &request.path.join("/"), request.scope).await;
+            CarResponse::of(archive(&blocks))
+        }
+        .boxed()
+    });
+    let mut client = GatewayClient::new(Clients::with_root_certificate(certificate), Arc::default());
+    client.timeouts.pause = PATIENCE * 4;
+    let client = Arc::new(client);
+    let transfer = |bench: &Bench| {
+        let (client, base) = (Arc::clone(&client), Base::from_url(&server.url()).expect("a URL"));
+        let (active, metrics) = (Arc::clone(&bench.active), bench.metrics.clone());
+        async move { client.transfer(&base, Trust::Configured, active, &metrics).await }
+    };
+    // Nobody takes what they bring.
+    let paused: Vec<Bench> = (0..PAUSED).map(|_| Bench::new(&server, root, "", ENTITY, 64 * KIB as u64)).collect();
+    let tasks: Vec<_> = paused.iter().map(|bench| tokio::spawn(transfer(bench))).collect();
+    let deadline = Instant::now() + PATIENCE;
+    // Whatever the window of the connection, it is used up, or those of the responses are.
+    while server.car_bytes() < 4 * STREAM_WINDOW_BYTES - 128 * KIB {
+        assert!(Instant::now() < deadline, "{} bytes were sent", server.car_bytes());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let base = Base::from_url(&server.url()).expect("a URL");
+    let answer = client.ask(&base, Trust::Configured, small.cid(), RequestKind::Block).await;
+    let bytes = 1 << 20;
+    assert_eq!(answer.outcome, Outcome::Block { key: small.key().expect("a key"), bytes, body_bytes: bytes });
+    let mut other = Bench::of_file(&server, root);
+    assert!(tokio::time::timeout(PATIENCE, transfer(&other)).await.expect("in time"), "over HTTP/2");
+    assert_eq!(other.ended().0, TransferEnd::Status(EndStatus::Complete));
+    assert!(tasks.iter().all(|task| !task.is_finished()), "the others are paused");
+    tasks.into_iter().for_each(|task| task.abort());
 }
 
 #[tokio::test]
@@ -804,6 +855,19 @@ async fn as_many_cars_as_are_allowed_run_at_a_time_and_the_rest_is_requested_by_
     let cars = server.car_requests().len();
     assert!((1..=8).contains(&cars), "{cars} CARs at a time");
     assert!(server.block_requests() > 0);
+    node.is_released().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_is_slow_with_a_car_is_asked_for_blocks() {
+    let (source, root) = file(&noise(11, 60 * KIB));
+    let server = TestServer::start(ServerMode::Honest, &source.all()).await;
+    // It looks for all blocks of the DAG before it begins.
+    server.answer_cars(|_| std::future::pending().boxed());
+    let node = Node::new(&[&server]);
+    let blocks = node.read(root, "", ENTITY).await.expect("is read");
+    assert_eq!(blocks, expected(&source, root, "", ENTITY).await);
+    assert_eq!((server.car_requests().len(), server.block_requests()), (1, blocks.len()));
     node.is_released().await;
 }
 

@@ -1,15 +1,18 @@
 //! HTTP clients that connect only to permitted addresses.
 //!
 //! Goals: the resolver decides whether a name's addresses may be dialled, and the connection is made to those
-//! addresses, so that a second lookup cannot give another result (DNS rebinding); one connection pool per trust level;
-//! the system's certificates, no cookies, proxies, redirects or decompression.
+//! addresses, so that a second lookup cannot give another result (DNS rebinding); no request waits for the reader of
+//! another's response; the system's certificates, no cookies, proxies, redirects or decompression.
 //!
-//! There are two clients, because a client has one resolver: configured gateways may be anywhere, untrusted ones not in
-//! private networks. IP addresses in URLs bypass the resolver and are checked before ([`super::address`]).
+//! There are clients for each trust level, because a client has one resolver: configured gateways may be anywhere,
+//! untrusted ones not in private networks. IP addresses in URLs bypass the resolver and are checked before
+//! ([`super::address`]). For each there is one for single blocks, which are read at once, and one for CARs, which are
+//! read as fast as readers take their blocks: what is not read of a response takes the HTTP/2 window of its connection.
 //!
 //! Redirects are not followed: trustless gateways need none
 //! (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>), and each would be another address to check.
 
+use super::source::{CARS_PART, ORIGIN_STREAMS_MAX};
 use crate::errors::innermost;
 use crate::scope::is_public;
 use crate::tls;
@@ -28,6 +31,11 @@ const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 /// HTTP/2 windows of a connection and of a stream, in bytes.
 const WINDOW_BYTES: u32 = 8 * 1024 * 1024;
 const RESPONSE_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
+/// The window of a connection for CARs, in bytes: the windows of all CARs of an origin, so that those that are not read
+/// leave room for the others. Their requests have no connection in common with those for single blocks, because then the
+/// windows of these would have to be added as well. A smaller window of each CAR would do, but it limits the rate of a
+/// CAR over a long link; the memory is bounded by the number of CARs either way.
+const CARS_WINDOW_BYTES: u32 = RESPONSE_WINDOW_BYTES * (ORIGIN_STREAMS_MAX / CARS_PART) as u32;
 /// The maximum number of addresses of a name.
 const ADDRESSES_MAX: usize = 8;
 
@@ -73,11 +81,18 @@ impl Resolve for CheckedResolver {
     }
 }
 
+/// The clients of one trust level, which share no connections.
+#[derive(Debug, Clone)]
+struct ClientsOfTrust {
+    blocks: Client,
+    cars: Client,
+}
+
 /// The clients of both trust levels.
 #[derive(Debug, Clone)]
 pub struct Clients {
-    configured: Client,
-    untrusted: Client,
+    configured: ClientsOfTrust,
+    untrusted: ClientsOfTrust,
 }
 
 impl Clients {
@@ -86,8 +101,8 @@ impl Clients {
     /// # Errors
     /// If the HTTP client cannot be built.
     pub fn new(dial_private: bool) -> Result<Self, reqwest::Error> {
-        let configured = build(true)?;
-        let untrusted = if dial_private { configured.clone() } else { build(false)? };
+        let configured = ClientsOfTrust::build(true)?;
+        let untrusted = if dial_private { configured.clone() } else { ClientsOfTrust::build(false)? };
         Ok(Self { configured, untrusted })
     }
 
@@ -95,12 +110,23 @@ impl Clients {
     #[cfg(test)]
     pub(crate) fn with_root_certificate(root: reqwest::Certificate) -> Self {
         tls::use_ring();
-        let client = builder(true).tls_certs_merge([root]).build().expect("a client");
-        Self { configured: client.clone(), untrusted: client }
+        let [blocks, cars] = [builder(true), for_cars(builder(true))]
+            .map(|builder| builder.tls_certs_merge([root.clone()]).build().expect("a client"));
+        let clients = ClientsOfTrust { blocks, cars };
+        Self { configured: clients.clone(), untrusted: clients }
     }
 
-    /// The client for a trust level.
+    /// The client for single blocks from gateways of a trust level.
     pub fn of(&self, trust: Trust) -> &Client {
+        &self.of_trust(trust).blocks
+    }
+
+    /// The client for CARs from gateways of a trust level.
+    pub fn for_cars(&self, trust: Trust) -> &Client {
+        &self.of_trust(trust).cars
+    }
+
+    fn of_trust(&self, trust: Trust) -> &ClientsOfTrust {
         match trust {
             Trust::Configured => &self.configured,
             Trust::Untrusted => &self.untrusted,
@@ -108,13 +134,23 @@ impl Clients {
     }
 }
 
-/// A client that trusts the system's certificates; without any, only plain HTTP works.
-fn build(private_too: bool) -> Result<Client, reqwest::Error> {
-    tls::use_ring();
-    builder(private_too).build().or_else(|error| {
-        tracing::warn!(error = innermost(&error), "gateways cannot be reached over HTTPS");
-        builder(private_too).tls_certs_only(std::iter::empty()).build()
-    })
+impl ClientsOfTrust {
+    /// Clients that trust the system's certificates; without any, only plain HTTP works.
+    fn build(private_too: bool) -> Result<Self, reqwest::Error> {
+        tls::use_ring();
+        let build = |finish: fn(ClientBuilder) -> ClientBuilder| {
+            finish(builder(private_too)).build().or_else(|error| {
+                tracing::warn!(error = innermost(&error), "gateways cannot be reached over HTTPS");
+                finish(builder(private_too)).tls_certs_only(std::iter::empty()).build()
+            })
+        };
+        Ok(Self { blocks: build(std::convert::identity)?, cars: build(for_cars)? })
+    }
+}
+
+/// A client for CARs: as many as are requested from an origin may be paused at a time.
+fn for_cars(builder: ClientBuilder) -> ClientBuilder {
+    builder.http2_initial_connection_window_size(CARS_WINDOW_BYTES)
 }
 
 /// A builder for clients of URLs from untrusted sources: connections are made to checked addresses only, and redirects

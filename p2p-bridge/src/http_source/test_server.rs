@@ -126,6 +126,8 @@ struct State {
     mode: Mutex<ServerMode>,
     asked: Mutex<Vec<ReceivedRequest>>,
     connections: AtomicUsize,
+    /// The bytes of CARs that flow control has let through, over HTTP/2.
+    car_bytes: AtomicUsize,
 }
 
 /// The server. It stops with the test's runtime.
@@ -190,6 +192,7 @@ impl TestServer {
             mode: Mutex::new(mode),
             asked: Mutex::default(),
             connections: AtomicUsize::default(),
+            car_bytes: AtomicUsize::default(),
         });
         let address = listener.local_addr().expect("bound");
         let server = Self { address, over_tls: tls.is_some(), state: state.clone() };
@@ -216,6 +219,11 @@ impl TestServer {
     /// The number of connections so far.
     pub fn connections(&self) -> usize {
         self.state.connections.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of CARs that flow control has let through, over HTTP/2.
+    pub fn car_bytes(&self) -> usize {
+        self.state.car_bytes.load(Ordering::Relaxed)
     }
 
     pub fn multiaddr(&self) -> libp2p::Multiaddr {
@@ -258,23 +266,45 @@ async fn serve_tls(tls: TlsAcceptor, stream: TcpStream, state: Arc<State>) {
 
 async fn serve_http2(stream: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
-    while let Some(Ok((request, mut respond))) = connection.accept().await {
+    while let Some(Ok((request, respond))) = connection.accept().await {
         let asked = ReceivedRequest {
             method: request.method().to_string(),
             path: request.uri().path_and_query().expect("a path").to_string(),
             headers: format!("{:?}", request.headers()),
         };
-        let cid = request.uri().path().rsplit('/').next().and_then(|name| name.parse::<Cid>().ok());
-        lock(&state.asked).push(asked);
-        let held = cid.and_then(|cid| lock(&state.blocks).get(&cid).cloned());
-        let status = if held.is_some() { 200 } else { 404 };
-        let head = http::Response::builder().status(status).header("content-type", "application/vnd.ipld.raw");
-        let head = head.body(()).expect("a head");
-        let data = held.map(|block| block.data().clone()).unwrap_or_default();
+        lock(&state.asked).push(asked.clone());
+        tokio::spawn(answer_http2(respond, state.clone(), asked.path));
+    }
+}
+
+async fn answer_http2(mut respond: h2::server::SendResponse<bytes::Bytes>, state: Arc<State>, path: String) {
+    let head = |status: u16, content_type: &str| {
+        let head = http::Response::builder().status(status).header("content-type", content_type);
+        head.body(()).expect("a head")
+    };
+    let car = car_request(&state, &path).zip(lock(&state.cars).clone());
+    if let Some((request, answers)) = car {
+        lock(&state.car_requests).push(request.clone());
+        let mut data = bytes::Bytes::from(answers(request).await.body);
         // The client may have disconnected.
-        if let Ok(mut body) = respond.send_response(head, false) {
-            let _ = body.send_data(data, true);
+        let Ok(mut body) = respond.send_response(head(200, "application/vnd.ipld.car"), false) else { return };
+        while !data.is_empty() {
+            body.reserve_capacity(data.len());
+            let Some(Ok(bytes)) = std::future::poll_fn(|cx| body.poll_capacity(cx)).await else { return };
+            let part = data.split_to(bytes.min(data.len()));
+            state.car_bytes.fetch_add(part.len(), Ordering::Relaxed);
+            if body.send_data(part, data.is_empty()).is_err() {
+                return;
+            }
         }
+        return;
+    }
+    let name = path.split('?').next().and_then(|path| path.rsplit('/').next());
+    let held = name.and_then(|name| name.parse().ok()).and_then(|cid| lock(&state.blocks).get(&cid).cloned());
+    let status = if held.is_some() { 200 } else { 404 };
+    let data = held.map(|block| block.data().clone()).unwrap_or_default();
+    if let Ok(mut body) = respond.send_response(head(status, "application/vnd.ipld.raw"), false) {
+        let _ = body.send_data(data, true);
     }
 }
 

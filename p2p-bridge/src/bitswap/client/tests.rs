@@ -34,6 +34,8 @@ struct Bench {
     stalled: Vec<PeerId>,
     failures: Vec<(BlockKey, SourceError)>,
     transfers: Vec<Arc<ActiveTransfer>>,
+    /// How transfers have ended by themselves.
+    ends: Vec<TransferEnd>,
     reports: mpsc::UnboundedReceiver<TransferEvent>,
     readers: Arc<Readers>,
 }
@@ -65,6 +67,7 @@ impl Bench {
             stalled: Vec::new(),
             failures: Vec::new(),
             transfers: Vec::new(),
+            ends: Vec::new(),
             reports,
             readers,
         }
@@ -119,6 +122,7 @@ impl Bench {
         while let Ok(event) = self.reports.try_recv() {
             if let TransferEvent::Ended { transfer, end } = event {
                 self.client.transfer_ended(transfer, &end, self.now);
+                self.ends.push(end);
             }
         }
         while let Some(action) = self.client.poll_action() {
@@ -822,6 +826,35 @@ fn a_want_does_not_wait_for_a_transfer_that_is_full_of_what_nobody_takes() {
     assert!(bench.transfers[0].state().has_ended() && !bench.transfers[1].state().has_ended());
     want_ahead(&mut bench, 3);
     assert_eq!(bench.transfers.len(), 2);
+}
+
+#[test]
+fn a_transfer_that_has_used_up_its_budget_says_nothing_about_its_peer() {
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    let (peer, other) = (bench.connect(true), bench.connect(false));
+    bench.client.set_speaks_dag(peer, true);
+    want_file(&mut bench, 0, 0);
+    let transfer = bench.transfers[0].id;
+    brings(&mut bench, transfer, 0);
+    // Another member joins while a want waits: the transfer brings what its budget allows, which is not enough.
+    want_file(&mut bench, 1, MIB);
+    bench.client.set_speaks_dag(other, true);
+    bench.presence(other, 1, true);
+    bench.client.joined(bench.session(), other, true, bench.now);
+    assert!(bench.client.planner.waits(transfer, &key(1)));
+    fill(&bench.transfers[0]);
+    assert!(bench.transfers[0].state().is_used_up());
+    bench.pass(1_700 * MS);
+    assert_eq!(bench.ends, [TransferEnd::Status(EndStatus::Budget)]);
+    // The same peer is asked for the rest.
+    bench.block(other, 1);
+    bench.client.peer_disconnected(other, bench.now);
+    bench.drain();
+    let others = bench.transfers.len();
+    want_file(&mut bench, 2, 50 * MIB);
+    let last = bench.transfers.last().map(|active| active.peer);
+    assert_eq!((bench.transfers.len(), last), (others + 1, Some(peer)));
 }
 
 #[test]

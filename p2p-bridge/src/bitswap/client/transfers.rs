@@ -259,6 +259,9 @@ impl Client {
             if silent < threshold || receives {
                 continue;
             }
+            if self.planner.end_if_used_up(transfer) {
+                continue;
+            }
             if self.planner.make_room(transfer) {
                 self.planner.progressed(transfer, now);
             } else if !self.planner.times_itself(transfer) {

@@ -332,6 +332,11 @@ impl ActiveTransfer {
         self.fail(TransferEnd::GivenUp);
     }
 
+    /// Ends the transfer because it has brought all that its budget allows.
+    pub fn use_up(&self) {
+        self.fail(TransferEnd::Status(EndStatus::Budget));
+    }
+
     /// When the peer last sent bytes, on a stream of any transfer.
     pub fn received_at(&self) -> Option<Instant> {
         lock(&self.traffic).as_ref().and_then(|traffic| traffic.received_at())

@@ -504,6 +504,12 @@ impl Planner {
         active.is_some_and(|active| active.over() == BlockTransport::Http && !active.state().is_blocked())
     }
 
+    /// Ends a transfer that has brought all that its budget allows, and gets no more: its peer has done what it can.
+    pub fn end_if_used_up(&self, id: TransferId) -> bool {
+        let used_up = self.transfers.get(&id).filter(|running| running.active.state().is_used_up());
+        used_up.inspect(|running| running.active.use_up()).is_some()
+    }
+
     /// Makes room in a transfer that has no budget left, because nobody takes what it has brought.
     pub fn make_room(&self, id: TransferId) -> bool {
         let Some(running) = self.transfers.get(&id) else { return false };

@@ -483,10 +483,10 @@ impl Transfer {
         self.is_capped && self.is_blocked()
     }
 
-    /// Whether the server may not send more until something is released.
+    /// Whether the server may not send more until something is released. Credit that is due is given soon.
     pub fn is_blocked(&self) -> bool {
-        let rest = self.granted_bytes.saturating_sub(self.received_bytes);
-        rest < BUDGET_BYTES_MIN
+        let granted = self.granted_bytes.saturating_add(self.due().unwrap_or(0));
+        granted.saturating_sub(self.received_bytes) < BUDGET_BYTES_MIN
     }
 
     /// Whether the server cannot send another block as large as those before until a reader takes some of them.

@@ -232,6 +232,26 @@ fn a_transfer_is_full_until_readers_take_what_is_worth_credit() {
 }
 
 #[test]
+fn a_transfer_with_credit_that_is_due_is_not_blocked() {
+    let site = Site::new(1);
+    let mut transfer = Transfer::new(&site.request(4 << 20));
+    for n in 0..9 {
+        let data = Bytes::from(vec![n; 256 * 1024]);
+        let block = Block::of(content::codec::RAW, hashes::SHA2_256, 32, data).expect("a block");
+        transfer.arrived(Answer::plain(&block), None).expect("is in the budget");
+    }
+    assert!(transfer.is_blocked());
+    transfer.release(1 << 20);
+    assert!(!transfer.is_blocked());
+    assert_eq!(transfer.credit(), Some(1 << 20));
+    // A part that is not worth a message is not given.
+    let mut transfer = Transfer::new(&site.request(BUDGET_BYTES_MIN));
+    transfer.arrived(Answer::plain(&other(1)), None).expect("is in the budget");
+    transfer.release(300);
+    assert!(transfer.is_blocked() && transfer.credit().is_none());
+}
+
+#[test]
 fn blocks_that_nothing_names_are_not_verified_and_repeated_ones_are_a_violation() {
     let site = Site::new(10);
     let request = site.request(BUDGET_BYTES_MAX);

@@ -456,11 +456,22 @@ impl HttpPeers {
     pub fn car_received(&mut self, peer: &PeerId, bytes: usize) {
         self.metrics.block_bytes.inc_by(bytes as u64);
         self.metrics.car_blocks.inc();
-        let Some(source) = self.sources.get(peer) else { return };
-        self.breakers.change(&source.origin, |breaker| breaker.answered());
-        if let Some(load) = self.loads.get_mut(&source.origin) {
+        let Some(origin) = self.sources.get(peer).map(|source| Arc::clone(&source.origin)) else { return };
+        self.succeeded(peer, &origin);
+        if let Some(load) = self.loads.get_mut(&origin) {
             load.proven = true;
         }
+    }
+
+    /// A request to a gateway succeeded. If its breaker has opened since, that is known too late to close it.
+    fn succeeded(&mut self, peer: &PeerId, origin: &str) {
+        if self.is_connected(peer) {
+            self.breakers.change(origin, |breaker| breaker.answered());
+        }
+    }
+
+    fn is_connected(&self, peer: &PeerId) -> bool {
+        self.sources.get(peer).is_some_and(|source| source.connected)
     }
 
     /// A transfer has ended.
@@ -477,7 +488,8 @@ impl HttpPeers {
             | TransferEnd::GivenUp
             | TransferEnd::Fault(_) => Fault::Failure,
             TransferEnd::Declined(Decline::Lacks) => {
-                if self.breakers.change(&origin, |breaker| breaker.missed(is_untrusted, now)) {
+                let is_connected = source.connected;
+                if is_connected && self.breakers.change(&origin, |breaker| breaker.missed(is_untrusted, now)) {
                     self.open(&origin);
                 }
                 return self.count_open_breakers();
@@ -526,16 +538,17 @@ impl HttpPeers {
             Outcome::Block { key, bytes, body_bytes } => {
                 self.metrics.block_bytes.inc_by(bytes as u64);
                 self.metrics.body_bytes.inc_by(body_bytes as u64);
-                self.breakers.change(origin, |breaker| breaker.answered());
+                self.succeeded(&peer, origin);
                 // The client's windows count the bytes of blocks.
                 received.blocks.push((key, bytes));
             }
             Outcome::Has => {
-                self.breakers.change(origin, |breaker| breaker.answered());
+                self.succeeded(&peer, origin);
                 received.presences.extend(asked.map(|want| (want.cid, true)));
             }
             Outcome::Lacks => {
-                opened = self.breakers.change(origin, |breaker| breaker.missed(untrusted, now));
+                opened = self.is_connected(&peer)
+                    && self.breakers.change(origin, |breaker| breaker.missed(untrusted, now));
                 deny(&asked);
             }
             Outcome::InvalidBlock { key: other, bytes } => {

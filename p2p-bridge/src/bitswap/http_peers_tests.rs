@@ -318,6 +318,28 @@ async fn failures_are_retried_until_the_breaker_opens() {
 }
 
 #[tokio::test]
+async fn what_was_received_before_the_breaker_opened_does_not_close_it() {
+    let server = TestServer::start(ServerMode::Honest, &[]).await;
+    let (mut world, peer) = World::with(&server).await;
+    let now = Instant::now();
+    world.peers.car_ended(&peer, &TransferEnd::InvalidBlock, now);
+    assert!(matches!(world.next().await, Event::Disconnected(gone) if gone == peer));
+    // The report of a block of the same CAR, and of another one that the gateway lacks.
+    world.peers.car_received(&peer, 1_000);
+    world.peers.car_ended(&peer, &TransferEnd::Declined(Decline::Lacks), now);
+    assert_eq!(world.peers.metrics.breakers_open.get(), 1);
+    world.peers.tick(now + Duration::from_secs(800));
+    assert!(world.peers.events.is_empty(), "it stays open for long");
+    // Then the first success closes it.
+    let later = now + Duration::from_secs(901);
+    world.peers.tick(later);
+    assert!(matches!(world.next().await, Event::Connected { .. }));
+    world.peers.car_received(&peer, 1_000);
+    world.peers.count_open_breakers();
+    assert_eq!(world.peers.metrics.breakers_open.get(), 0);
+}
+
+#[tokio::test]
 async fn a_single_failure_is_retried() {
     let (bad, good) = (sized(1, 1_000), sized(2, 1_000));
     let server = TestServer::start(ServerMode::Says("500 Oh".to_owned()), &[bad.clone(), good.clone()]).await;

@@ -27,7 +27,7 @@
 //! | 429, 503 | the gateway is overloaded: back off |
 //! | 406, 415, 501; 200 with another type or coding | it does not send CARs, and is not asked again for an hour |
 //! | another 5xx, no connection, a timeout | failure |
-//! | others: redirects, other 4xx, a CAR without the root | the DAG is not asked for as a CAR again for a minute |
+//! | others: redirects, other 4xx, a CAR without the root, or with much beside a range | the DAG is not asked for as a CAR again for a minute |
 
 use super::address::Base;
 use super::client::{DECODERS_MAX, GatewayClient, content_coding};
@@ -110,18 +110,20 @@ impl<'a> CarTransfer<'a> {
         let mut scope = self.active.request().scope;
         for attempts_left in (0..=RESUMPTIONS_MAX).rev() {
             let before = self.active.state().blocks();
-            let end = match self.attempt(&scope).await {
-                Ok(end) => end,
-                Err(end) => return end,
-            };
+            let end = self.attempt(&scope).await;
             self.active.verified().await;
             let (blocks, missing, rest) = {
                 let state = self.active.state();
                 (state.blocks(), state.missing(), state.rest_of_file())
             };
+            // A gateway may send more than was requested, and whatever follows is not needed.
             if missing == 0 {
                 return TransferEnd::Status(EndStatus::Complete);
             }
+            let end = match end {
+                Ok(end) => end,
+                Err(end) => return end,
+            };
             match (&end, rest) {
                 // The gateway has sent what it has.
                 (BodyEnd::Whole, _) if blocks == 0 => return TransferEnd::Declined(Decline::Refused),
@@ -220,6 +222,7 @@ impl<'a> CarTransfer<'a> {
                 Err(_) => return Ok(BodyEnd::Broken { stalled: true }),
                 Ok(None) => return Ok(BodyEnd::Whole),
                 Ok(Some(Err(error))) => return broken(error),
+                Ok(Some(Ok(_))) if self.active.state().missing() == 0 => return Ok(BodyEnd::Whole),
                 Ok(Some(Ok(bytes))) => bytes,
             };
             let memory = self.room_for(section_bytes).await?;
@@ -241,8 +244,22 @@ impl<'a> CarTransfer<'a> {
     async fn room_for(&self, bytes: usize) -> Result<OwnedSemaphorePermit, TransferEnd> {
         match timeout(self.client.timeouts.pause, self.active.room_for(bytes as u64)).await {
             Ok(true) => self.take_memory(bytes).await,
-            Err(_) if !self.active.state().has_early() => Err(TransferEnd::Status(EndStatus::Budget)),
-            Ok(false) | Err(_) => Err(TransferEnd::Fault("a CAR with blocks that nothing has named".to_owned())),
+            Ok(false) => Err(self.unnamed()),
+            // Some of what readers have not taken may wait for its parents.
+            Err(_) => Err(TransferEnd::Status(EndStatus::Budget)),
+        }
+    }
+
+    /// The gateway sends blocks that nothing has named. That is a fault only if nothing of what was requested can have
+    /// named them: it may send more of a file than a range, and not all names may be known here.
+    fn unnamed(&self) -> TransferEnd {
+        let state = self.active.state();
+        if state.names_are_partial() {
+            TransferEnd::NamesLost
+        } else if self.active.request().scope.entity_bytes.is_some() {
+            TransferEnd::Declined(Decline::Refused)
+        } else {
+            TransferEnd::Fault("a CAR with blocks that nothing has named".to_owned())
         }
     }
 
@@ -259,7 +276,11 @@ impl<'a> CarTransfer<'a> {
             }
             return Ok(());
         }
-        self.active.take_block(cid, data, memory).await.map_or(Ok(()), Err)
+        match self.active.take_block(cid, data, memory).await {
+            None => Ok(()),
+            Some(TransferEnd::Fault(_)) => Err(self.unnamed()),
+            Some(end) => Err(end),
+        }
     }
 }
 

@@ -16,9 +16,10 @@ use crate::network_policy::NetworkPolicy;
 use crate::observers::BlockTransport;
 use crate::session::{Session, Shared as SharedState};
 use crate::wants::Wants;
+use content::denylist::{List, Matcher};
 use content::scope::{DagScope, EntityBytes, ScopeLimits};
 use content::walk::Purpose;
-use content::{Block, BlockSource, MemoryBlocks, ReadAhead, SourceError, car};
+use content::{Block, BlockSource, MemoryBlocks, ReadAhead, SourceError, Verdict, car};
 use futures::future::{BoxFuture, FutureExt as _, Shared};
 use futures::stream::TryStreamExt as _;
 use libp2p::PeerId;
@@ -95,7 +96,7 @@ struct Bench {
 
 impl Bench {
     fn new(server: &TestServer, root: Cid, path: &str, scope: ScopeOptions, budget_bytes: u64) -> Self {
-        Self::with_memory(server, root, path, scope, (budget_bytes, MEMORY))
+        Self::with_memory(server, root, path, scope, (budget_bytes, Memory::new(MEMORY)))
     }
 
     fn with_memory(
@@ -103,7 +104,18 @@ impl Bench {
         root: Cid,
         path: &str,
         scope: ScopeOptions,
-        (budget_bytes, memory): (u64, usize),
+        (budget_bytes, memory): (u64, Memory),
+    ) -> Self {
+        Self::with_policy(server, root, path, scope, (budget_bytes, memory), NetworkPolicy::default())
+    }
+
+    fn with_policy(
+        server: &TestServer,
+        root: Cid,
+        path: &str,
+        scope: ScopeOptions,
+        (budget_bytes, memory): (u64, Memory),
+        policy: NetworkPolicy,
     ) -> Self {
         let (reports, events) = mpsc::unbounded_channel();
         let wants = Arc::<Wants>::default();
@@ -111,9 +123,9 @@ impl Bench {
             wants: Arc::clone(&wants),
             pushed: Arc::default(),
             readers: Arc::default(),
-            policy: NetworkPolicy::default(),
-            memory: Memory::new(memory),
-            names: names_budget(&Memory::new(memory)),
+            policy,
+            names: names_budget(&memory),
+            memory,
             events: reports,
             metrics: Default::default(),
             over: BlockTransport::Http,
@@ -385,14 +397,14 @@ async fn a_car_is_requested_plain_without_memory_to_decode_it() {
     let (source, root) = file(&noise(10, 100 * KIB));
     let server = honest(&source).await;
     for (memory, coding) in [(32 << 20, "identity"), (70 << 20, "zstd"), (MEMORY, "zstd")] {
-        let mut bench = Bench::with_memory(&server, root, "", ENTITY, (BUDGET_BYTES_MAX, memory));
+        let mut bench = Bench::with_memory(&server, root, "", ENTITY, (BUDGET_BYTES_MAX, Memory::new(memory)));
         assert_eq!(bench.run().await.0, TransferEnd::Status(EndStatus::Complete));
         let headers = server.asked().pop().expect("is asked").headers;
         assert!(headers.contains(&format!("accept-encoding: {coding}\r\n")), "{memory}: {headers}");
     }
     // A body that is encoded nevertheless is not read.
     let coded = serve(&source, |_, blocks| CarResponse::zstd(&archive(&blocks))).await;
-    let mut bench = Bench::with_memory(&coded, root, "", ENTITY, (BUDGET_BYTES_MAX, 32 << 20));
+    let mut bench = Bench::with_memory(&coded, root, "", ENTITY, (BUDGET_BYTES_MAX, Memory::new(32 << 20)));
     assert_eq!(bench.run().await, (TransferEnd::Declined(Decline::Refused), 0));
 }
 
@@ -493,6 +505,53 @@ async fn hostile_bodies_end_the_transfer() {
         assert!(bench.context.pushed.is_empty(), "{what}");
         assert_eq!(bench.context.memory.try_take(MEMORY).map(|_| ()), Some(()), "{what}: all memory is released");
     }
+}
+
+/// The nodes below the root of a file.
+fn below(source: &TestSource, root: Cid) -> Vec<Cid> {
+    content::dag::links(&source.blocks.peek(&root).expect("is stored")).expect("links")
+}
+
+/// A gateway that sends more than was requested, or in another order, may be honest.
+#[tokio::test]
+async fn what_does_not_prove_misbehaviour_is_no_fault() {
+    let (source, root) = file(&noise(14, 400 * KIB));
+    let whole = expected(&source, root, "", ENTITY).await;
+    let range = |range: &str| ScopeOptions { entity_bytes: range.parse().ok(), ..ENTITY };
+    let complete = TransferEnd::Status(EndStatus::Complete);
+    // More than the range, and bytes that are no section.
+    let more = whole.clone();
+    let server = serve(&source, move |_, _| CarResponse::of([archive(&more), vec![0xff; 100]].concat())).await;
+    for (scope, budget_bytes, end) in [
+        (range("0:20000"), BUDGET_BYTES_MAX, complete.clone()),
+        (ENTITY, BUDGET_BYTES_MAX, complete.clone()),
+        // Much comes before the range.
+        (range("300000:310000"), BUDGET_BYTES_MAX, complete),
+        (range("300000:310000"), 64 * KIB as u64, TransferEnd::Declined(Decline::Refused)),
+    ] {
+        let mut bench = Bench::new(&server, root, "", scope, budget_bytes);
+        assert_eq!(bench.run().await.0, end, "{scope:?} {budget_bytes}");
+    }
+    // What is refused here names nothing.
+    let refused = below(&source, root)[1];
+    let subtree = expected(&source, refused, "", ScopeOptions::default()).await;
+    let first = whole[..1].to_vec();
+    let server = serve(&source, move |_, _| CarResponse::of(archive(&[first.clone(), subtree.clone()].concat()))).await;
+    let list = List::parse(format!("/ipfs/{refused}\n").as_bytes()).expect("a list");
+    let list = content::denylist::Source { id: "test".into(), list, status: Verdict::Legal };
+    let policy = NetworkPolicy(Arc::new(Matcher::new([list])));
+    let limits = (64 * KIB as u64, Memory::new(MEMORY));
+    let mut bench = Bench::with_policy(&server, root, "", ENTITY, limits, policy);
+    assert_eq!(bench.run().await.0, TransferEnd::NamesLost);
+    // A block waits for its parent while readers are slow.
+    let server = serve(&source, move |_, mut blocks| {
+        let early = blocks.pop().expect("a leaf");
+        blocks.insert(1, early);
+        CarResponse::of(archive(&blocks))
+    })
+    .await;
+    let mut bench = Bench::new(&server, root, "", ENTITY, 64 * KIB as u64).impatient();
+    assert_eq!(bench.run().await.0, TransferEnd::Status(EndStatus::Budget));
 }
 
 #[tokio::test]

@@ -511,9 +511,9 @@ impl Transfer {
         early.sum::<u64>().saturating_add(block_bytes).saturating_add(ANSWER_OVERHEAD_BYTES) > self.window_bytes
     }
 
-    /// Whether blocks wait for their parents.
-    pub fn has_early(&self) -> bool {
-        !self.early.is_empty()
+    /// Whether the server may know of blocks that nothing has named here.
+    pub fn names_are_partial(&self) -> bool {
+        self.names_are_partial
     }
 
     /// Whether a block has arrived before, or is an inline one, which need not arrive.

@@ -225,9 +225,10 @@ impl<'a> CarTransfer<'a> {
                 Ok(Some(Ok(_))) if self.active.state().missing() == 0 => return Ok(BodyEnd::Whole),
                 Ok(Some(Ok(bytes))) => bytes,
             };
-            let memory = self.room_for(section_bytes).await?;
-            // It is read into a buffer, and copied out of it.
-            let buffer = self.take_memory(section_bytes).await?;
+            // It is read into a buffer, and copied out of it. Both are taken at once: transfers that wait hold nothing that
+            // others wait for.
+            let mut memory = self.room_for(section_bytes).await?;
+            let buffer = memory.split(section_bytes);
             let section = match timeout(within, car.next_section()).await {
                 Err(_) => return Ok(BodyEnd::Broken { stalled: true }),
                 Ok(None) => return Ok(BodyEnd::Whole),
@@ -240,10 +241,10 @@ impl<'a> CarTransfer<'a> {
         }
     }
 
-    /// Waits until the window has room for a block, and takes its memory.
+    /// Waits until the window has room for a block, and takes twice its memory.
     async fn room_for(&self, bytes: usize) -> Result<OwnedSemaphorePermit, TransferEnd> {
         match timeout(self.client.timeouts.pause, self.active.room_for(bytes as u64)).await {
-            Ok(true) => self.take_memory(bytes).await,
+            Ok(true) => self.memory().take(2 * bytes).await.map_err(|_| TransferEnd::Status(EndStatus::Busy)),
             Ok(false) => Err(self.unnamed()),
             // Some of what readers have not taken may wait for its parents.
             Err(_) => Err(TransferEnd::Status(EndStatus::Budget)),
@@ -261,10 +262,6 @@ impl<'a> CarTransfer<'a> {
         } else {
             TransferEnd::Fault("a CAR with blocks that nothing has named".to_owned())
         }
-    }
-
-    async fn take_memory(&self, bytes: usize) -> Result<OwnedSemaphorePermit, TransferEnd> {
-        self.memory().take(bytes).await.map_err(|_| TransferEnd::Status(EndStatus::Busy))
     }
 
     async fn take(&mut self, cid: Cid, data: Bytes, memory: OwnedSemaphorePermit) -> Result<(), TransferEnd> {

@@ -507,6 +507,35 @@ async fn hostile_bodies_end_the_transfer() {
     }
 }
 
+#[tokio::test]
+async fn cars_that_wait_for_memory_hold_none() {
+    let source = Arc::new(TestSource::default());
+    let large = [15, 16].map(|seed| crate::dag::test_support::raw(noise(seed, 3 << 19)));
+    large.iter().for_each(|block| source.insert(block));
+    let server = honest(&source).await;
+    // Enough for one of them twice, and not for both twice.
+    const BYTES: usize = 4 << 20;
+    let memory = Memory::new(BYTES);
+    let benches = large.each_ref().map(|block| {
+        let limits = (BUDGET_BYTES_MAX, memory.clone());
+        Bench::with_memory(&server, *block.cid(), "", ScopeOptions::default(), limits)
+    });
+    let used = memory.try_take(BYTES).expect("is free");
+    let tasks = benches.map(|mut bench| tokio::spawn(async move { bench.run().await.0 }));
+    let deadline = Instant::now() + PATIENCE;
+    while server.car_requests().len() < tasks.len() {
+        assert!(Instant::now() < deadline, "both are requested");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // Until both wait: one that comes later shows nothing.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    drop(used);
+    for task in tasks {
+        // What one has brought is dropped with it.
+        assert_eq!(task.await.expect("no panic"), TransferEnd::Status(EndStatus::Complete));
+    }
+}
+
 /// The nodes below the root of a file.
 fn below(source: &TestSource, root: Cid) -> Vec<Cid> {
     content::dag::links(&source.blocks.peek(&root).expect("is stored")).expect("links")

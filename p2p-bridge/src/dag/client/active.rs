@@ -48,6 +48,8 @@ const READER_BYTES_MAX: u64 = 12 * 1024 * 1024;
 const NAMES_PART: usize = 4;
 /// The maximum number of streams of one transfer.
 pub const STREAMS_MAX: usize = 16;
+/// How many of the blocks that were taken last show where readers are.
+const TAKEN_MAX: usize = 8;
 /// What a new stream carries in its first round trip: the initial window of yamux.
 const STREAM_BYTES: u64 = 256 * 1024;
 
@@ -173,14 +175,26 @@ struct Buffered {
     received_bytes: u64,
     /// The blocks that were received.
     received: u64,
-    /// The furthest place of a block that a reader has taken.
-    taken: u64,
+    /// The places of the blocks that readers have taken last.
+    taken: VecDeque<u64>,
 }
 
 impl Buffered {
+    /// A reader has taken a block.
+    fn note_taken(&mut self, at: u64) {
+        self.taken.truncate(TAKEN_MAX - 1);
+        self.taken.push_front(at);
+    }
+
+    /// Where the last of the readers is: there may be several, and one may be far ahead.
+    fn passed(&self) -> u64 {
+        self.taken.iter().copied().min().unwrap_or_default()
+    }
+
     /// The next block to make room: one that readers have passed, or else the one that they need last.
     fn evicted(&mut self) -> Option<BlockKey> {
-        let is_passed = self.leaves.first_key_value().is_some_and(|(place, _)| place.at < self.taken);
+        let passed = self.passed();
+        let is_passed = self.leaves.first_key_value().is_some_and(|(place, _)| place.at < passed);
         let leaf = if is_passed { self.leaves.pop_first() } else { self.leaves.pop_last() };
         leaf.map(|(_, key)| key).or_else(|| self.inner.pop_front())
     }
@@ -371,15 +385,16 @@ impl ActiveTransfer {
         block.data().len() as u64
     }
 
-    /// A reader has taken a block. Readers take blocks in order, so those that precede it by far are not needed: they are
-    /// stored already.
+    /// A reader has taken a block. Readers take blocks in order, so those that precede by far what was taken last are not
+    /// needed: they are stored already.
     pub fn read_up_to(&self, place: Place) {
+        lock(&self.buffered).note_taken(place.at);
         loop {
             let key = {
                 let mut buffered = lock(&self.buffered);
-                buffered.taken = buffered.taken.max(place.at);
+                let passed = buffered.passed();
                 match buffered.leaves.first_entry() {
-                    Some(first) if first.key().at.saturating_add(first.key().lag) < place.at => first.remove(),
+                    Some(first) if first.key().at.saturating_add(first.key().lag) < passed => first.remove(),
                     _ => return,
                 }
             };

@@ -485,6 +485,18 @@ fn a_late_block_does_not_drop_those_that_follow_it() {
 }
 
 #[test]
+fn a_reader_that_is_far_ahead_drops_nothing_that_another_one_needs() {
+    for has_offsets in [true, false] {
+        let transfer = Quarters::new(has_offsets);
+        (0..=6).for_each(|n| transfer.deliver(n));
+        let taken = [0, 6, 1, 5, 2, 3].map(|n| transfer.take(n));
+        assert_eq!(taken, [true; 6], "{has_offsets}");
+        transfer.active.evict(1);
+        assert!(!transfer.take(4), "room is made from what is needed last");
+    }
+}
+
+#[test]
 fn room_is_made_from_what_readers_have_passed_or_else_need_last() {
     let transfer = Quarters::new(true);
     (1..=4).for_each(|n| transfer.deliver(n));

@@ -766,6 +766,10 @@ impl ActiveTransfer {
                 let transfer = self.id;
                 absent.into_iter().for_each(|cid| self.report(TransferEvent::Absent { transfer, cid }));
                 let loses_names = dropped.iter().any(has_links);
+                if !dropped.is_empty() {
+                    // Their bytes were released.
+                    self.control.notify_one();
+                }
                 dropped.into_iter().for_each(|cid| self.report(TransferEvent::Dropped { transfer, cid }));
                 if loses_names {
                     return self.fail(TransferEnd::NamesLost);

@@ -404,6 +404,39 @@ async fn the_names_of_blocks_take_memory_until_the_end() {
     assert_eq!(bench.context.names.left(), 2_000);
 }
 
+#[tokio::test]
+async fn what_was_dropped_before_it_was_named_leaves_room_when_it_is_named() {
+    let Start { context, .. } = Start::of_random_peer();
+    // Two nodes below the root, with five leaves each.
+    let site = Site::new(10);
+    let request = Request { root: site.file, path: Vec::new(), ..site.request(4_500) };
+    let active = ActiveTransfer::new(Arc::clone(&context), PeerId::random(), *site.root.hash(), request.clone());
+    let blocks = site.blocks_of(&request);
+    let (leaves, inner): (Vec<&Block>, Vec<&Block>) =
+        blocks.iter().partition(|block| block.cid().codec() == codec::RAW);
+    let take = async |block: &Block| {
+        let memory = context.memory.try_take(block.data().len()).expect("is free");
+        assert_eq!(active.take_block(*block.cid(), block.data().clone(), memory).await, None);
+    };
+    take(inner[0]).await;
+    // One waits for its parent, and the next one is dropped.
+    take(leaves[0]).await;
+    take(leaves[1]).await;
+    let waiting = pin!(active.room_for(1_550));
+    let Either::Right((_, waiting)) = select(waiting, pin!(tokio::task::yield_now())).await else {
+        panic!("there is no room")
+    };
+    // The parent is verified by another task.
+    let naming = {
+        let (active, parent) = (Arc::clone(&active), inner[1].clone());
+        let memory = context.memory.try_take(parent.data().len()).expect("is free");
+        async move { active.take_block(*parent.cid(), parent.data().clone(), memory).await }
+    };
+    tokio::spawn(naming);
+    let has_room = tokio::time::timeout(PATIENCE, waiting).await;
+    assert_eq!(has_room, Ok(true));
+}
+
 #[test]
 fn a_transfer_drops_no_block_that_another_one_has_buffered() {
     let Start { context, active: one, .. } = Start::of_random_peer();

@@ -14,7 +14,8 @@
 //!
 //! *Backpressure.* The body is read only while the window of the transfer has room: what was received and no reader has
 //! taken stays bounded, and TCP or HTTP/2 slows the gateway down. After 20 s without it the transfer ends, and the
-//! reader's next request begins another one where it goes on.
+//! reader's next request begins another one where it goes on. A block that is late is requested alone
+//! ([`crate::bitswap::client`]).
 //!
 //! *Truncation.* That a body ends says nothing: the verified blocks say what must follow. If it breaks off and a part of
 //! a file is missing, the rest is requested with `entity-bytes`, at most [`RESUMPTIONS_MAX`] times, and only if the last
@@ -218,6 +219,10 @@ impl<'a> CarTransfer<'a> {
             Err(error) => return broken(error),
         };
         loop {
+            if self.active.state().is_needless() {
+                // To end the request is cheaper than to read the rest.
+                return Ok(BodyEnd::Whole);
+            }
             let section_bytes = match timeout(within, car.next_section_bytes()).await {
                 Err(_) => return Ok(BodyEnd::Broken { stalled: true }),
                 Ok(None) => return Ok(BodyEnd::Whole),

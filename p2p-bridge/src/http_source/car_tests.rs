@@ -347,6 +347,30 @@ async fn a_body_is_read_as_readers_take_what_it_brings() {
     assert!(bench.context.pushed.is_empty(), "what is buffered is dropped with the transfer");
 }
 
+#[tokio::test]
+async fn a_car_that_would_bring_only_what_others_have_sent_is_complete() {
+    let (source, root) = file(&noise(17, 400 * KIB));
+    let blocks = expected(&source, root, "", ENTITY).await;
+    let kept = blocks.len() - 3;
+    // It stops before the last leaves.
+    let server = serve(&source, move |_, blocks| {
+        let (announced, body) = (Some(archive(&blocks).len()), archive(&blocks[..kept]));
+        CarResponse { announced, then: Then::Hang, ..CarResponse::of(body) }
+    })
+    .await;
+    let mut bench = Bench::of_file(&server, root);
+    let (active, pushed) = (Arc::clone(&bench.active), Arc::clone(&bench.context.pushed));
+    let skipped: Vec<Cid> = blocks[kept..].iter().map(|block| *block.cid()).collect();
+    tokio::spawn(async move {
+        while pushed.len() < kept {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        skipped.iter().for_each(|cid| active.skip(*cid));
+    });
+    assert_eq!(bench.run().await, (TransferEnd::Status(EndStatus::Complete), kept));
+    assert_eq!(server.car_requests().len(), 1);
+}
+
 /// Over HTTP/2, what a client does not read of one response takes the window of the connection.
 #[tokio::test]
 async fn cars_that_are_not_read_delay_no_other_request() {

@@ -328,10 +328,20 @@ impl ActiveTransfer {
         self.control.notify_one();
     }
 
-    /// Tells the server that a subtree is not needed.
+    /// Tells the server that a block is not needed. A gateway cannot be told: what it sends of it is dropped, and its CAR
+    /// ends as soon as it brings nothing else.
     pub fn skip(&self, cid: Cid) {
-        lock(&self.skips).push_back(cid);
-        self.control.notify_one();
+        match self.over() {
+            BlockTransport::Http => self.state().skip(&cid),
+            _ => self.tell_skipped([cid]),
+        }
+    }
+
+    fn tell_skipped(&self, cids: impl IntoIterator<Item = Cid>) {
+        if self.over() != BlockTransport::Http {
+            lock(&self.skips).extend(cids);
+            self.control.notify_one();
+        }
     }
 
     /// Ends the transfer: its streams are reset.
@@ -793,8 +803,7 @@ impl ActiveTransfer {
         let refused: Vec<Child> = children.extract_if(.., is_refused).collect();
         if !refused.is_empty() {
             let skipped = self.state().refuse(&refused);
-            lock(&self.skips).extend(skipped);
-            self.control.notify_one();
+            self.tell_skipped(skipped);
         }
     }
 

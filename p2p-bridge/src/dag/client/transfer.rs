@@ -155,7 +155,7 @@ pub struct Transfer {
     way: Vec<Cid>,
     early: HashMap<BlockId, Early>,
     early_bytes: u64,
-    /// Named blocks that the policy refuses, and that have not arrived.
+    /// Blocks that are dropped when they arrive: those that the policy refuses, and named ones that are not needed.
     refused: HashSet<BlockId>,
     window_bytes: u64,
     granted_bytes: u64,
@@ -368,6 +368,19 @@ impl Transfer {
         skipped
     }
 
+    /// A named block is not needed any more, of a server that cannot be told: it is dropped when it arrives.
+    pub fn skip(&mut self, cid: &Cid) {
+        let Some(id) = self.naming.id(cid) else { return };
+        if self.naming.known(id) == Known::Pending && self.refused.len() < REFUSED_MAX {
+            self.refused.insert(id);
+        }
+    }
+
+    /// Whether it brings only what is dropped.
+    pub fn is_needless(&self) -> bool {
+        !self.refused.is_empty() && self.missing() == 0
+    }
+
     /// Drops what has arrived of a refused block.
     fn discard_early(&mut self, id: BlockId) {
         let bytes = match self.early.remove(&id) {
@@ -522,9 +535,10 @@ impl Transfer {
         !matches!(known, Some(Known::Pending | Known::Unnamed))
     }
 
-    /// The number of named blocks that have not arrived.
+    /// The number of named blocks that have not arrived, and are needed.
     pub fn missing(&self) -> usize {
-        self.naming.pending()
+        let skipped = self.refused.iter().filter(|id| self.naming.known(**id) == Known::Pending).count();
+        self.naming.pending().saturating_sub(skipped)
     }
 
     /// The request for the part of a file that has not arrived; `None` if something else is missing, or nothing.
@@ -546,6 +560,7 @@ impl Transfer {
         }
         let id = self.naming.id_of(key);
         match self.naming.known(id) {
+            Known::Pending if self.refused.contains(&id) => Prospect::None,
             Known::Pending if self.is_near(self.naming.offset(id)) => Prospect::Named,
             Known::Verifying => Prospect::Arrived,
             Known::Past if self.delivering.contains(&id) => Prospect::Arrived,

@@ -375,6 +375,28 @@ proptest! {
 }
 
 #[test]
+fn a_skipped_block_is_dropped_when_it_arrives() {
+    let site = Site::new(5);
+    let request = Request { root: site.file, path: Vec::new(), ..site.request(BUDGET_BYTES_MAX) };
+    let (blocks, mut asker) = (site.blocks_of(&request), Asker::new(&request));
+    let (skipped, leaves) = blocks[1..].split_first().expect("leaves");
+    asker.transfer.skip(skipped.cid());
+    assert!(!asker.transfer.is_needless(), "it is not named");
+    asker.take(answer(&blocks[0])).expect("is honest");
+    asker.transfer.skip(skipped.cid());
+    assert_eq!(asker.transfer.missing(), leaves.len());
+    assert_eq!(asker.transfer.prospect(&key(skipped.cid()), None), Prospect::None);
+    for block in leaves {
+        assert!(!asker.transfer.is_needless());
+        asker.take(answer(block)).expect("is honest");
+    }
+    assert!(asker.transfer.is_needless());
+    asker.take(answer(skipped)).expect("is honest");
+    assert!(!asker.received.contains(skipped.cid()) && asker.transfer.is_repeat(skipped.cid()));
+    assert_eq!((asker.transfer.missing(), asker.transfer.end(EndStatus::Complete)), (0, Ok(())));
+}
+
+#[test]
 fn a_block_is_brought_until_it_is_delivered() {
     let site = Site::new(3);
     let mut transfer = Transfer::new(&site.request(1_000_000));

@@ -547,8 +547,8 @@ impl HttpPeers {
                 received.presences.extend(asked.map(|want| (want.cid, true)));
             }
             Outcome::Lacks => {
-                opened = self.is_connected(&peer)
-                    && self.breakers.change(origin, |breaker| breaker.missed(untrusted, now));
+                opened =
+                    self.is_connected(&peer) && self.breakers.change(origin, |breaker| breaker.missed(untrusted, now));
                 deny(&asked);
             }
             Outcome::InvalidBlock { key: other, bytes } => {

@@ -113,12 +113,12 @@ impl<'a> CarTransfer<'a> {
             let before = self.active.state().blocks();
             let end = self.attempt(&scope).await;
             self.active.verified().await;
-            let (blocks, missing, rest) = {
+            let (blocks, is_complete, rest) = {
                 let state = self.active.state();
-                (state.blocks(), state.missing(), state.rest_of_file())
+                (state.blocks(), state.missing() == 0 || state.is_needless(), state.rest_of_file())
             };
             // A gateway may send more than was requested, and whatever follows is not needed.
-            if missing == 0 {
+            if is_complete {
                 return TransferEnd::Status(EndStatus::Complete);
             }
             let end = match end {

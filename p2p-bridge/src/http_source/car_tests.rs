@@ -348,6 +348,19 @@ async fn a_body_is_read_as_readers_take_what_it_brings() {
 }
 
 #[tokio::test]
+async fn a_car_ends_where_another_one_begins() {
+    let (source, root) = file(&noise(18, 400 * KIB));
+    let server = honest(&source).await;
+    let mut bench = Bench::of_file(&server, root);
+    bench.active.state().end_at(200 * KIB as u64);
+    let (end, received) = bench.run().await;
+    assert_eq!(end, TransferEnd::Status(EndStatus::Complete));
+    // Leaves of 4 KiB, and some nodes above them.
+    assert!((50..70).contains(&received), "{received}");
+    assert!(bench.active.state().has_ended());
+}
+
+#[tokio::test]
 async fn a_car_that_would_bring_only_what_others_have_sent_is_complete() {
     let (source, root) = file(&noise(17, 400 * KIB));
     let blocks = expected(&source, root, "", ENTITY).await;

@@ -959,6 +959,33 @@ fn a_gateway_sends_a_file_or_parts_of_it_while_there_are_other_members() {
 }
 
 #[test]
+fn cars_of_a_file_do_not_overlap() {
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    let gateway = gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    let first = bench.transfers[0].id;
+    brings(&mut bench, first, 0);
+    // Nodes that are far ahead are requested alone: what is below them is not needed yet.
+    for n in 1..3 {
+        let (root, node) = (Cid::new_v1(codec::DAG_PB, *cid(0).hash()), Cid::new_v1(codec::DAG_PB, *cid(n).hash()));
+        let ahead = Arc::new(ReadAhead::of_file(root, u64::from(n) * 40 * MIB, 100 * MIB));
+        bench.client.want_ahead(bench.session(), node, Some(ahead), bench.now);
+        bench.drain();
+        bench.block(gateway, n);
+    }
+    assert_eq!((bench.transfers.len(), bench.asked.len()), (1, 2));
+    // Readers of other parts.
+    want_file(&mut bench, 4, 60 * MIB);
+    want_file(&mut bench, 5, 40 * MIB);
+    let range = |active: &Arc<ActiveTransfer>| active.request().scope.entity_bytes.map(|bytes| bytes.bounds());
+    let ranges: Vec<_> = bench.transfers.iter().filter_map(range).collect();
+    let at = |mib: u64| i64::try_from(mib * MIB).expect("small");
+    let expected = [(0, Some(at(100) - 1)), (at(60), Some(at(100) - 1)), (at(40), Some(at(60) - 1))];
+    assert_eq!(ranges, expected);
+}
+
+#[test]
 fn a_gateway_may_take_long_to_begin_while_others_are_asked() {
     let mut bench = Bench::new();
     let _reader = Reader::of(&bench.readers, bench.session());

@@ -12,6 +12,7 @@ use super::time::LATENESS_MIN;
 use super::{Action, BlockUse, Client};
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::dag::client::active::{Context, TransferEnd};
+use crate::dag::client::transfer::has_links;
 use crate::dag::message::{EndStatus, TransferId};
 use crate::observers::BlockTransport;
 use crate::wants::SessionId;
@@ -67,6 +68,10 @@ impl Client {
     pub(super) fn start_transfer(&mut self, peer: PeerId, key: &BlockKey, now: Instant) -> Option<TransferId> {
         let want = self.wants.get(key).filter(|want| !want.is_untransferable)?;
         let (session, ahead) = want.ahead.clone()?;
+        // What is below a node far ahead is needed when the CAR has got there.
+        if has_links(&want.cid) && self.planner.is_far_in_a_car(&session, &peer, &ahead) {
+            return None;
+        }
         let active = self.planner.start(session, peer, &ahead, self.is_shared(&session, &peer), now)?;
         let transfer = active.id;
         self.actions.push_back(Action::Transfer(active));

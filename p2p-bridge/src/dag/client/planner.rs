@@ -238,6 +238,7 @@ impl Planner {
             || count(&|active| active.session == session) >= PER_SESSION_MAX
             || count(&|active| active.peer == peer) >= PER_PEER_MAX;
         let scope = if is_shared { stripe(&ahead.scope) } else { ahead.scope };
+        let scope = self.before_other_cars(&session, &peer, ahead, scope);
         let budget_bytes = self.window(&context, expected_bytes(&scope, None))?;
         let request = Request {
             transfer: TransferId(self.next_id),
@@ -256,6 +257,7 @@ impl Planner {
         for full in self.transfers.values().filter(of_pair).filter(|running| running.is_full_of_unawaited()) {
             full.active.cancel();
         }
+        self.end_cars_at(&session, &peer, ahead);
         self.next_id += 1;
         self.reserved_bytes += budget_bytes;
         context.metrics.running.inc();
@@ -274,6 +276,50 @@ impl Planner {
         };
         self.transfers.insert(active.id, running);
         Some(active)
+    }
+
+    /// The running CARs of a gateway for a session.
+    fn cars(&self, session: &SessionId, gateway: &PeerId) -> impl Iterator<Item = &ActiveTransfer> {
+        let is_gateway = self.is_gateway(gateway);
+        let running = self.transfers.values().filter(move |running| is_gateway && !running.has_ended);
+        let active = running.map(|running| &*running.active);
+        active.filter(move |car| car.session == *session && car.peer == *gateway)
+    }
+
+    /// Whether a running CAR of a gateway brings what a reader will request, but not soon.
+    pub fn is_far_in_a_car(&self, session: &SessionId, gateway: &PeerId, ahead: &ReadAhead) -> bool {
+        self.cars(session, gateway).any(|car| car.state().includes(ahead))
+    }
+
+    /// A scope without what running CARs bring that begin later in the same file.
+    fn before_other_cars(
+        &self,
+        session: &SessionId,
+        gateway: &PeerId,
+        ahead: &ReadAhead,
+        scope: ScopeOptions,
+    ) -> ScopeOptions {
+        let Some((from @ 0.., to)) = scope.entity_bytes.map(|bytes| bytes.bounds()) else { return scope };
+        let is_of_file = |car: &&ActiveTransfer| {
+            let request = car.request();
+            request.root.hash() == ahead.root.hash() && request.path == ahead.path && request.scope.scope == scope.scope
+        };
+        let begins = self.cars(session, gateway).filter(is_of_file).map(|car| car.state().begin());
+        let next = begins.filter_map(|begin| i64::try_from(begin).ok()).filter(|begin| from < *begin).min();
+        let ends_before = next.filter(|next| to.is_none_or(|to| to < 0 || *next <= to));
+        let part = ends_before.and_then(|next| EntityBytes::new(from, Some(next - 1)).ok());
+        ScopeOptions { entity_bytes: part.or(scope.entity_bytes), ..scope }
+    }
+
+    /// A CAR is requested: those of the same file that began before it end where it begins.
+    fn end_cars_at(&self, session: &SessionId, gateway: &PeerId, ahead: &ReadAhead) {
+        let from = ahead.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
+        for car in self.cars(session, gateway) {
+            let mut state = car.state();
+            if let Some(from) = from.filter(|from| state.begin() < *from && state.includes(ahead)) {
+                state.end_at(from);
+            }
+        }
     }
 
     /// The window of the next transfer, for so many bytes of a file if that is known, if the budget allows one.

@@ -168,6 +168,8 @@ pub struct Transfer {
     reached: u64,
     /// The end of the last block that has arrived, in depth-first order, by the sizes that nodes declare.
     passed: u64,
+    /// Where in the file another transfer begins, which brings the rest.
+    until: Option<u64>,
     /// The size of the file, once its root has arrived.
     file_bytes: Option<u64>,
     blocks: u64,
@@ -203,6 +205,7 @@ impl Transfer {
             largest_bytes: 0,
             reached: 0,
             passed: 0,
+            until: None,
             file_bytes: None,
             blocks: 0,
             delivering: HashSet::new(),
@@ -376,9 +379,14 @@ impl Transfer {
         }
     }
 
-    /// Whether it brings only what is dropped.
+    /// Another transfer brings the rest of the file from there on.
+    pub fn end_at(&mut self, offset: u64) {
+        self.until = Some(self.until.map_or(offset, |until| until.min(offset)));
+    }
+
+    /// Whether it brings only what is dropped, or what another one brings.
     pub fn is_needless(&self) -> bool {
-        !self.refused.is_empty() && self.missing() == 0
+        self.until.is_some_and(|until| until <= self.reached) || !self.refused.is_empty() && self.missing() == 0
     }
 
     /// Drops what has arrived of a refused block.
@@ -588,6 +596,9 @@ impl Transfer {
     }
 
     fn is_near(&self, offset: Option<u64>) -> bool {
+        if self.until.zip(offset).is_some_and(|(until, offset)| until <= offset) {
+            return false;
+        }
         let begin = self.reached.max(self.begin());
         let rest = self.granted_bytes.saturating_sub(self.received_bytes);
         let reach = match self.is_capped {
@@ -598,22 +609,24 @@ impl Transfer {
     }
 
     /// The first byte of the range.
-    fn begin(&self) -> u64 {
+    pub fn begin(&self) -> u64 {
         first_byte(&self.scope).unwrap_or(0)
     }
 
-    /// Whether the request covers what a reader requests first.
+    /// Whether the request covers what a reader requests first, and that is not far from what is being sent.
     pub fn covers(&self, ahead: &ReadAhead) -> bool {
+        self.includes(ahead) && self.is_near(first_byte(&ahead.scope))
+    }
+
+    /// Whether the request covers what a reader requests first.
+    pub fn includes(&self, ahead: &ReadAhead) -> bool {
         let at = self.way.iter().position(|cid| cid.hash() == ahead.root.hash());
         let Some(rest) = at.and_then(|at| self.path.get(at..)) else { return false };
         if *rest != ahead.path[..] {
             // The reader requests fewer names, for their blocks alone.
             return ahead.scope.scope == DagScope::Block && rest.starts_with(&ahead.path);
         }
-        if !scope_includes(&self.scope, &ahead.scope) {
-            return false;
-        }
-        self.is_near(first_byte(&ahead.scope))
+        scope_includes(&self.scope, &ahead.scope)
     }
 
     /// Ends it from this side.

@@ -375,6 +375,23 @@ proptest! {
 }
 
 #[test]
+fn what_another_transfer_brings_is_not_waited_for() {
+    let site = Site::new(10);
+    let request = Request { root: site.file, path: Vec::new(), ..site.request(BUDGET_BYTES_MAX) };
+    let mut asker = Asker::new(&request);
+    let until = 5 * LEAF_BYTES as u64;
+    asker.transfer.end_at(until);
+    asker.transfer.end_at(2 * until);
+    let from = |from: u64| ReadAhead::of_file(site.file, from, site.file_bytes as u64);
+    assert!(asker.transfer.covers(&from(until - 1)) && !asker.transfer.covers(&from(until)));
+    let blocks = site.blocks_of(&request);
+    let before = blocks.iter().position(|block| asker.take(answer(block)).is_err() || asker.transfer.is_needless());
+    // Two nodes and five leaves.
+    assert_eq!(before, Some(6));
+    assert_eq!(asker.transfer.prospect(&key(blocks[7].cid()), None), Prospect::None);
+}
+
+#[test]
 fn a_skipped_block_is_dropped_when_it_arrives() {
     let site = Site::new(5);
     let request = Request { root: site.file, path: Vec::new(), ..site.request(BUDGET_BYTES_MAX) };

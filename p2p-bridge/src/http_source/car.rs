@@ -28,7 +28,8 @@
 //! | 429, 503 | the gateway is overloaded: back off |
 //! | 406, 415, 501; 200 with another type or coding | it does not send CARs, and is not asked again for an hour |
 //! | another 5xx, no connection, a timeout | failure |
-//! | others: redirects, other 4xx, a CAR without the root, or with much beside a range | the DAG is not asked for as a CAR again for a minute |
+//! | others: redirects, other 4xx, a CAR without the root | the DAG is not asked for as a CAR again for a minute |
+//! | 200 with much that is outside of the range | the same |
 
 use super::address::Base;
 use super::client::{DECODERS_MAX, GatewayClient, content_coding};
@@ -230,8 +231,8 @@ impl<'a> CarTransfer<'a> {
                 Ok(Some(Ok(_))) if self.active.state().missing() == 0 => return Ok(BodyEnd::Whole),
                 Ok(Some(Ok(bytes))) => bytes,
             };
-            // It is read into a buffer, and copied out of it. Both are taken at once: transfers that wait hold nothing that
-            // others wait for.
+            // It is read into a buffer, and copied out of it. Both are taken at once: transfers that wait hold nothing
+            // that others wait for.
             let mut memory = self.room_for(section_bytes).await?;
             let buffer = memory.split(section_bytes);
             let section = match timeout(within, car.next_section()).await {

@@ -32,8 +32,8 @@ const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 const WINDOW_BYTES: u32 = 8 * 1024 * 1024;
 const RESPONSE_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
 /// The window of a connection for CARs, in bytes: the windows of all CARs of an origin, so that those that are not read
-/// leave room for the others. Their requests have no connection in common with those for single blocks, because then the
-/// windows of these would have to be added as well. A smaller window of each CAR would do, but it limits the rate of a
+/// leave room for the others. Their requests have no connection in common with those for single blocks, because then
+/// the windows of these would have to be added as well. A smaller window of each CAR would do, but it limits the rate of a
 /// CAR over a long link; the memory is bounded by the number of CARs either way.
 const CARS_WINDOW_BYTES: u32 = RESPONSE_WINDOW_BYTES * (ORIGIN_STREAMS_MAX / CARS_PART) as u32;
 /// The maximum number of addresses of a name.

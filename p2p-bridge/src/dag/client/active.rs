@@ -328,8 +328,8 @@ impl ActiveTransfer {
         self.control.notify_one();
     }
 
-    /// Tells the server that a block is not needed. A gateway cannot be told: what it sends of it is dropped, and its CAR
-    /// ends as soon as it brings nothing else.
+    /// Tells the server that a block is not needed. A gateway cannot be told: what it sends of it is dropped, and its
+    /// CAR ends as soon as it brings nothing else.
     pub fn skip(&self, cid: Cid) {
         match self.over() {
             BlockTransport::Http => self.state().skip(&cid),
@@ -395,8 +395,8 @@ impl ActiveTransfer {
         block.data().len() as u64
     }
 
-    /// A reader has taken a block. Readers take blocks in order, so those that precede by far what was taken last are not
-    /// needed: they are stored already.
+    /// A reader has taken a block. Readers take blocks in order, so those that precede by far what was taken last are
+    /// not needed: they are stored already.
     pub fn read_up_to(&self, place: Place) {
         lock(&self.buffered).note_taken(place.at);
         loop {

@@ -182,8 +182,8 @@ impl Planner {
         self.transfers.values().any(|running| running.active.session == *session)
     }
 
-    /// The running transfer of a session that will bring a block, and its peer. Not one that begins late, and not one that
-    /// is full of what nobody waits for: its readers may be slow, and nothing follows until they have taken it.
+    /// The running transfer of a session that will bring a block, and its peer. Not one that begins late, and not one
+    /// that is full of what nobody waits for: its readers may be slow, and nothing follows until they have taken it.
     pub fn bringing(
         &self,
         session: &SessionId,

@@ -579,8 +579,8 @@ impl Transfer {
         }
     }
 
-    /// About how many bytes come before a block that it brings, in depth-first order. `None` if that is not known, or more
-    /// than a reader waits for.
+    /// About how many bytes come before a block that it brings, in depth-first order. `None` if that is not known, or
+    /// more than a reader waits for.
     pub fn distance(&self, key: &BlockKey, ahead: Option<&ReadAhead>) -> Option<u64> {
         let id = self.naming.id_of(key);
         let in_file = |offset: u64| offset.saturating_sub(self.reached.max(self.begin()));

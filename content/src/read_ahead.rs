@@ -29,6 +29,11 @@ impl ReadAhead {
         Self::below(root, ScopeOptions::default())
     }
 
+    /// A block alone.
+    pub fn block(cid: Cid) -> Self {
+        Self::below(cid, ScopeOptions { scope: DagScope::Block, ..ScopeOptions::default() })
+    }
+
     /// The blocks of a file that have its bytes from `from` up to `end`, which is exclusive.
     pub fn of_file(root: Cid, from: u64, end: u64) -> Self {
         let bound = |offset: u64| i64::try_from(offset).unwrap_or(i64::MAX);
@@ -69,7 +74,7 @@ mod tests {
             (ReadAhead::all(node), false),
             (ReadAhead::of_file(node, 0, 10), false),
             (ReadAhead::of_file(raw, 0, 10), true),
-            (ReadAhead::below(node, block), true),
+            (ReadAhead::block(node), true),
             (named, false),
         ];
         for (ahead, expected) in table {

@@ -17,7 +17,8 @@
 //!
 //! Inner nodes are requested three windows ahead: the leaves below one have to be requested one window ahead, and the
 //! node itself queues behind a window of leaves that were requested before it. Otherwise a reader with high latency
-//! would wait for a round trip at every subtree.
+//! would wait for a round trip at every subtree. A source is told that such a node is requested alone
+//! ([`ReadAhead::block`]).
 //!
 //! Departure: a fetched block of which less than half is needed is copied, so that a few bytes do not keep megabytes
 //! alive.
@@ -392,8 +393,13 @@ impl FileReader {
     fn fetch(&mut self, offset: u64, child: Child) {
         self.used_bytes += child.cost_bytes();
         self.parts.insert(offset, Part::Fetching(child));
-        // Its siblings up to the end of the range are requested next.
-        let ahead = ReadAhead::of_file(self.root, offset.max(self.range.start), self.range.end);
+        let is_far = offset.saturating_sub(self.range.start) > self.window.bytes as u64;
+        let ahead = match is_far {
+            // What precedes it is requested next, so that a source must not begin with what follows it.
+            true => ReadAhead::block(child.cid),
+            // Its siblings up to the end of the range are requested next.
+            false => ReadAhead::of_file(self.root, offset.max(self.range.start), self.range.end),
+        };
         let fetch = self.source.get_ahead(&child.cid, &ahead);
         self.fetches.push(fetch.map(move |result| (offset, result)).boxed());
     }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use content::budget::Budget;
 use content::unixfs::NodeError;
 use content::unixfs::file::{FileReader, ReadError, ReadLimits, file_size};
-use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, codec};
+use content::{Block, BlockSource, Cid, MemoryBlocks, ReadAhead, SourceError, codec};
 use futures::future::BoxFuture;
 use futures::stream::{Stream as _, StreamExt as _};
 use proptest::prelude::*;
@@ -196,20 +196,24 @@ fn the_window_is_bounded_by_the_bytes_read() {
     assert!(window_bytes > 16 * MIB, "{window_bytes}: a fast reader gets a large one");
 }
 
-/// Records how many blocks were requested before each inner node.
+/// Records how many blocks were requested before each inner node, and whether it was requested alone.
 struct InnerNodes {
     blocks: Arc<RemoteSource>,
-    requested: std::sync::Mutex<(usize, Vec<usize>)>,
+    requested: std::sync::Mutex<(usize, Vec<(usize, bool)>)>,
 }
 
 impl BlockSource for InnerNodes {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.blocks.get(cid)
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
         let mut requested = self.requested.lock().expect("not poisoned");
         requested.0 += 1;
         let inner = self.blocks.blocks.peek(cid).is_some_and(|block| block.data().len() < MIB / 8);
         if inner {
             let before = requested.0;
-            requested.1.push(before);
+            requested.1.push((before, ahead.is_single_block()));
         }
         self.blocks.get(cid)
     }
@@ -229,9 +233,10 @@ fn inner_nodes_are_requested_well_before_their_leaves() {
     let requested = source.requested.lock().expect("not poisoned");
     let [first, second, third, fourth] = requested.1[..] else { panic!("{requested:?}") };
     // Each has 16 leaves, of which the window has room for four.
-    assert_eq!(first, 1);
-    for (requested_before, other_nodes, leaves_before) in [(second, 2, 16), (third, 3, 32), (fourth, 4, 48)] {
-        assert!(requested_before - other_nodes + 8 <= leaves_before, "{requested:?}");
+    // What follows the first one is read next, but not what follows the others.
+    assert_eq!(first, (1, false));
+    for ((requested_before, alone), other_nodes, leaves_before) in [(second, 2, 16), (third, 3, 32), (fourth, 4, 48)] {
+        assert!(requested_before - other_nodes + 8 <= leaves_before && alone, "{requested:?}");
     }
 }
 

@@ -52,6 +52,9 @@ pub const STREAMS_MAX: usize = 16;
 const TAKEN_MAX: usize = 8;
 /// What a new stream carries in its first round trip: the initial window of yamux.
 const STREAM_BYTES: u64 = 256 * 1024;
+/// What is assumed of a file of unknown size: its streams are opened together with the request, since they would carry
+/// nothing for one round trip more if they were opened once its root has arrived.
+const ASSUMED_BYTES: u64 = 1024 * 1024;
 
 /// What transfers share.
 pub struct Context {
@@ -460,7 +463,7 @@ impl ActiveTransfer {
         *lock(&self.traffic) = Some(Arc::clone(budgets.traffic()));
         *lock(&self.widen) = Some(widen);
         let known = super::transfer::expected_bytes(&self.request.scope, None);
-        self.widen_for(known.unwrap_or_default());
+        self.widen_for(known.unwrap_or(ASSUMED_BYTES));
         let this = Arc::clone(&self);
         let conversation = async move {
             let end = this.converse(stream, budgets).await;

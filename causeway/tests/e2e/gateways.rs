@@ -143,25 +143,28 @@ async fn invalid_blocks_of_a_gateway_are_rejected() {
     let content = Noise::bytes(300, 1_000_000);
     let kubo = Kubo::start().await;
     let cid = kubo.add(&content[..], &["--cid-version=1", "--raw-leaves"]);
-    let misbehaving = MisbehavingGateway::start();
-    let dir = folder();
-    let launch = Launch::new(dir.path()).set(GATEWAYS, &misbehaving.url).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 2);
+    for cars in [false, true] {
+        let misbehaving = MisbehavingGateway::start();
+        let dir = folder();
+        let launch = Launch::new(dir.path()).set(GATEWAYS, &misbehaving.url).set(CARS, cars);
+        let launch = launch.set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 2);
 
-    let causeway = launch.start().await;
-    let answer = causeway.get(&format!("/ipfs/{cid}")).await;
-    assert_eq!(answer.status, 502, "{}", answer.text());
-    let metrics = causeway.metrics().await;
-    assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"lie\"}"), 1);
-    assert_eq!(metrics.sample("causeway_http_source_breakers_open"), 1);
-    assert_eq!(metrics.sample("causeway_http_source_block_bytes_total"), 0);
-    assert_eq!(metrics.sample("causeway_http_source_cars_total{outcome=\"refused\"}"), 1);
-    assert_eq!(misbehaving.asked(), 2, "for a CAR and for a block; once was enough");
-    causeway.stop().await;
+        let causeway = launch.start().await;
+        let answer = causeway.get(&format!("/ipfs/{cid}")).await;
+        assert_eq!(answer.status, 502, "{}", answer.text());
+        let metrics = causeway.metrics().await;
+        assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"lie\"}"), 1);
+        assert_eq!(metrics.sample("causeway_http_source_breakers_open"), 1);
+        assert_eq!(metrics.sample("causeway_http_source_block_bytes_total"), 0);
+        assert_eq!(metrics.sample("causeway_http_source_cars_total{outcome=\"refused\"}"), u64::from(cars));
+        assert_eq!(misbehaving.asked(), 1 + usize::from(cars), "for a block, and for a CAR before: once was enough");
+        causeway.stop().await;
 
-    // With an honest peer, the content is fetched and correct.
-    let causeway = launch.peering(kubo.tcp()).start().await;
-    causeway.expect(&format!("/ipfs/{cid}"), &content).await;
-    causeway.stop().await;
+        // With an honest peer, the content is fetched and correct.
+        let causeway = launch.peering(kubo.tcp()).start().await;
+        causeway.expect(&format!("/ipfs/{cid}"), &content).await;
+        causeway.stop().await;
+    }
 }
 
 /// Reads everything through one gateway without other sources, and again without it.

@@ -186,8 +186,9 @@ async fn several_streams_carry_the_answer_and_fragments_of_it() {
     assert_eq!((end, received), (TransferEnd::Status(EndStatus::Complete), blocks.len()));
     assert_eq!(bench.context.pushed.len(), blocks.len());
     // What nobody takes is dropped with the transfer.
-    let Bench { active, context, .. } = bench;
-    drop(active);
+    let Bench { active, context, widen, .. } = bench;
+    // The streams that are to be opened hold the transfer too.
+    drop((active, widen));
     tokio::time::timeout(PATIENCE, async {
         while !context.pushed.is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,9 +1,9 @@
 //! Invariants of the client under arbitrary event sequences.
 
 use super::*;
-use crate::dag::client::active::{Context, Decline, TransferEnd, TransferEvent, names_budget};
+use crate::dag::client::active::{Decline, TransferEnd, TransferEvent};
+use crate::dag::client::fixture::context;
 use crate::dag::message::{EndStatus, TransferId};
-use crate::framing::Memory;
 use crate::observers::BlockTransport;
 use bytes::Bytes;
 use content::{Block, codec, hashes};
@@ -116,21 +116,10 @@ struct World {
 impl World {
     fn new() -> Self {
         let config = Config { sessions_max: 2, ..Config::default() };
-        let (events, reports) = mpsc::unbounded_channel();
-        let context = |over| Context {
-            wants: Default::default(),
-            pushed: Default::default(),
-            readers: Default::default(),
-            policy: Default::default(),
-            memory: Memory::new(256 << 20),
-            names: names_budget(&Memory::new(256 << 20)),
-            events: events.clone(),
-            metrics: Default::default(),
-            over,
-        };
+        let ((events, reports), readers) = (mpsc::unbounded_channel(), Arc::default());
         let mut client = Client::new(config, Metrics::default());
-        client.use_transfers(Arc::new(context(BlockTransport::Dag)));
-        client.use_gateway_transfers(Arc::new(context(BlockTransport::Http)));
+        client.use_transfers(Arc::new(context(BlockTransport::Dag, &events, &readers)));
+        client.use_gateway_transfers(Arc::new(context(BlockTransport::Http, &events, &readers)));
         Self {
             client,
             now: Instant::now(),

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
-use crate::dag::client::active::{Context, Decline, TransferEnd, TransferEvent, names_budget};
+use crate::dag::client::active::{Decline, TransferEnd, TransferEvent};
+use crate::dag::client::fixture::context;
 use crate::dag::client::pushed::{Reader, Readers};
 use crate::dag::client::transfer::{Arrival, children};
 use crate::dag::message::{Answer, EndStatus, TransferId};
 use crate::dag::test_support::{Import, TestSource, noise, profile};
-use crate::framing::Memory;
 use crate::observers::BlockTransport;
 use bytes::Bytes;
 use content::importer::Part;
@@ -44,20 +44,9 @@ impl Bench {
     fn new() -> Self {
         let config = Config { stall_timeout: Duration::from_secs(2), ..Config::default() };
         let ((events, reports), readers) = (mpsc::unbounded_channel(), Arc::<Readers>::default());
-        let context = |over| Context {
-            wants: Default::default(),
-            pushed: Default::default(),
-            readers: Arc::clone(&readers),
-            policy: Default::default(),
-            memory: Memory::new(256 << 20),
-            names: names_budget(&Memory::new(256 << 20)),
-            events: events.clone(),
-            metrics: Default::default(),
-            over,
-        };
         let mut client = Client::new(config, Metrics::default());
-        client.use_transfers(Arc::new(context(BlockTransport::Dag)));
-        client.use_gateway_transfers(Arc::new(context(BlockTransport::Http)));
+        client.use_transfers(Arc::new(context(BlockTransport::Dag, &events, &readers)));
+        client.use_gateway_transfers(Arc::new(context(BlockTransport::Http, &events, &readers)));
         Self {
             client,
             now: Instant::now(),

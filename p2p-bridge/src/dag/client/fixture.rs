@@ -2,9 +2,11 @@
 
 use super::active::{ActiveTransfer, Context, TransferEnd, TransferEvent, names_budget};
 use super::metrics::Metrics;
+use super::pushed::Readers;
 use crate::dag::message::{Answer, BUDGET_BYTES_MAX, Packed, Request, TransferId};
 use crate::framing::Memory;
 use crate::network_policy::NetworkPolicy;
+use crate::observers::BlockTransport;
 use content::importer::{Attributes, Chunking, Importer, Profile};
 use content::scope::{Child, DagScope, ScopeOptions, Seen, expand};
 use content::stored::Encoder;
@@ -135,6 +137,22 @@ pub struct Start {
     events: mpsc::UnboundedReceiver<TransferEvent>,
 }
 
+/// What transfers share that report to `events`.
+pub fn context(over: BlockTransport, events: &mpsc::UnboundedSender<TransferEvent>, readers: &Arc<Readers>) -> Context {
+    let memory = Memory::new(256 << 20);
+    Context {
+        wants: Arc::default(),
+        pushed: Arc::default(),
+        readers: Arc::clone(readers),
+        policy: NetworkPolicy::default(),
+        names: names_budget(&memory),
+        memory,
+        events: events.clone(),
+        metrics: Metrics::default(),
+        over,
+    }
+}
+
 impl Start {
     /// A transfer from a random peer.
     pub fn of_random_peer() -> Self {
@@ -149,7 +167,7 @@ impl Start {
             names: names_budget(&Memory::new(64 << 20)),
             events,
             metrics: Metrics::default(),
-            over: crate::observers::BlockTransport::Dag,
+            over: BlockTransport::Dag,
         });
         let site = Site::new(1);
         let transfer = TransferId(NEXT.fetch_add(1, Ordering::Relaxed));

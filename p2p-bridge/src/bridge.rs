@@ -561,6 +561,7 @@ fn gateways(options: &BridgeOptions, wants: Arc<Wants>, registry: &mut Registry)
         gateways: options.http.gateways.clone(),
         from_records: options.http.from_records,
         dial_private: options.dial_private,
+        cars: options.http.cars,
     };
     match HttpPeers::new(&http, wants, metrics.clone(), Instant::now()) {
         Err(error) if http.gateways.is_empty() => {

@@ -52,6 +52,8 @@ pub struct HttpPeersOptions {
     pub from_records: bool,
     /// Whether provider records may refer to private networks: for tests and isolated networks.
     pub dial_private: bool,
+    /// Whether gateways are asked for CARs.
+    pub cars: bool,
 }
 
 /// Why gateways cannot be used.
@@ -152,7 +154,8 @@ impl HttpPeers {
             let base = Base::from_url(url).map_err(|error| SetupError::Gateway { url: url.clone(), error })?;
             peers.add(Source::new(base, Trust::Configured, None, now));
         }
-        peers.gateway_client = Some(Arc::new(GatewayClient::new(Clients::new(options.dial_private)?, wants)));
+        let clients = Clients::new(options.dial_private, options.cars)?;
+        peers.gateway_client = Some(Arc::new(GatewayClient::new(clients, wants)));
         Ok(peers)
     }
 

@@ -20,7 +20,7 @@ struct World {
 impl World {
     fn new(gateways: &[&TestServer], dial_private: bool) -> Self {
         let gateways = gateways.iter().map(|server| server.url()).collect();
-        let options = HttpPeersOptions { gateways, from_records: true, dial_private };
+        let options = HttpPeersOptions { gateways, from_records: true, dial_private, cars: true };
         let wants = Arc::new(Wants::default());
         let peers = HttpPeers::new(&options, wants.clone(), Metrics::default(), Instant::now()).expect("sets up");
         Self { peers, wants }

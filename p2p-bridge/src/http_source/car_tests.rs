@@ -142,7 +142,7 @@ impl Bench {
         };
         let active = ActiveTransfer::new(Arc::clone(&context), PeerId::random(), *root.hash(), request);
         let base = Base::from_url(&server.url()).expect("a URL");
-        let client = GatewayClient::new(Clients::new(false).expect("clients"), wants);
+        let client = GatewayClient::new(Clients::new(false, true).expect("clients"), wants);
         Self { client, base, active, context, events, metrics: Metrics::default() }
     }
 
@@ -712,7 +712,7 @@ impl Node {
             over: BlockTransport::Http,
         };
         let gateways = servers.iter().map(|server| server.url()).collect();
-        let options = HttpPeersOptions { gateways, from_records: false, dial_private: true };
+        let options = HttpPeersOptions { gateways, from_records: false, dial_private: true, cars: true };
         let http = HttpPeers::new(&options, Arc::clone(&wants), metrics.clone(), Instant::now()).expect("sets up");
         let config = client::Config { stall_timeout: Duration::from_secs(5), ..client::Config::default() };
         let mut behaviour = Behaviour::new(

@@ -340,7 +340,7 @@ mod tests {
     async fn the_wait_for_local_memory_does_not_count_for_the_timeout() {
         let held = block(vec![7; 100_000]);
         let server = TestServer::start(ServerMode::Honest, std::slice::from_ref(&held)).await;
-        let mut gateway_client = GatewayClient::new(Clients::new(false).expect("clients"), Arc::default());
+        let mut gateway_client = GatewayClient::new(Clients::new(false, false).expect("clients"), Arc::default());
         gateway_client.timeouts.body = Duration::from_millis(400);
         gateway_client.timeouts.stall = Duration::from_millis(400);
         let base = Base::from_url(&server.url()).expect("a URL");
@@ -365,7 +365,7 @@ mod tests {
     async fn untrusted_gateways_do_not_use_the_memory_of_configured_ones() {
         let held = block(vec![7; 100_000]);
         let server = TestServer::start(ServerMode::Honest, std::slice::from_ref(&held)).await;
-        let gateway_client = GatewayClient::new(Clients::new(false).expect("clients"), Arc::default());
+        let gateway_client = GatewayClient::new(Clients::new(false, false).expect("clients"), Arc::default());
         let base = Base::from_url(&server.url()).expect("a URL");
         let all = u32::try_from(BODIES_BYTES_MAX).expect("few");
         let _held_by_strangers = gateway_client.untrusted_bodies.acquire_many(all).await.expect("is open");

@@ -96,13 +96,14 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Creates the clients; with `dial_private`, untrusted gateways may be in private networks.
+    /// Creates the clients; with `dial_private`, untrusted gateways may be in private networks. Without `cars`, no CARs
+    /// are requested, so that there are no clients for them alone.
     ///
     /// # Errors
     /// If the HTTP client cannot be built.
-    pub fn new(dial_private: bool) -> Result<Self, reqwest::Error> {
-        let configured = ClientsOfTrust::build(true)?;
-        let untrusted = if dial_private { configured.clone() } else { ClientsOfTrust::build(false)? };
+    pub fn new(dial_private: bool, cars: bool) -> Result<Self, reqwest::Error> {
+        let configured = ClientsOfTrust::build(true, cars)?;
+        let untrusted = if dial_private { configured.clone() } else { ClientsOfTrust::build(false, cars)? };
         Ok(Self { configured, untrusted })
     }
 
@@ -136,7 +137,7 @@ impl Clients {
 
 impl ClientsOfTrust {
     /// Clients that trust the system's certificates; without any, only plain HTTP works.
-    fn build(private_too: bool) -> Result<Self, reqwest::Error> {
+    fn build(private_too: bool, cars: bool) -> Result<Self, reqwest::Error> {
         tls::use_ring();
         let build = |finish: fn(ClientBuilder) -> ClientBuilder| {
             finish(builder(private_too)).build().or_else(|error| {
@@ -144,7 +145,9 @@ impl ClientsOfTrust {
                 finish(builder(private_too)).tls_certs_only(std::iter::empty()).build()
             })
         };
-        Ok(Self { blocks: build(std::convert::identity)?, cars: build(for_cars)? })
+        let blocks = build(std::convert::identity)?;
+        let cars = if cars { build(for_cars)? } else { blocks.clone() };
+        Ok(Self { blocks, cars })
     }
 }
 

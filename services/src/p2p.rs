@@ -3,6 +3,7 @@
 use anyhow::Context as _;
 use config::{AddressPattern, ConfigError, Loaded, Origin};
 use content::dnslink::StaticMap;
+use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::keystore::{KeyError, Keystore};
@@ -247,9 +248,20 @@ fn hours(hours: u64) -> Duration {
 /// # Errors
 /// When the key cannot be read or created.
 pub fn peer_id(data_dir: &Path) -> anyhow::Result<PeerId> {
-    let key =
-        identity::load_or_create(&state_dir(data_dir)).context("reading or creating the peer's identity failed")?;
-    Ok(key.public().to_peer_id())
+    Ok(identity(data_dir)?.public().to_peer_id())
+}
+
+/// A secret of this node for a use of its own, which is the same after a restart: derived from the peer's key, and
+/// `None` if that key's type cannot derive any.
+///
+/// # Errors
+/// When the key cannot be read or created.
+pub fn derive_secret(data_dir: &Path, usage: &str) -> anyhow::Result<Option<[u8; 32]>> {
+    Ok(identity(data_dir)?.derive_secret(usage.as_bytes()))
+}
+
+fn identity(data_dir: &Path) -> anyhow::Result<Keypair> {
+    identity::load_or_create(&state_dir(data_dir)).context("reading or creating the peer's identity failed")
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use config::{ConfigError, ListenAddress, Loaded};
 use gateway::listen::admission::{Admission, Bounds, PATIENCE};
 use gateway::listen::connection::Connection;
 use gateway::listen::drain::Drain;
-use gateway::listen::http3;
+use gateway::listen::http3::{self, QuicSocket};
 use gateway::listen::proxy_protocol::ProxyHeaders;
 use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
 use gateway::listen::socket::Listener;
@@ -17,7 +17,6 @@ use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
 use services::acme::Acme;
 use services::supervision::Supervisor;
-use std::net::UdpSocket;
 use std::sync::Arc;
 
 /// The maximum number of connections of the admin listener, which are not counted as public ones.
@@ -66,10 +65,10 @@ impl Listeners {
         if self.certificates.admin.is_some() { "https" } else { "http" }
     }
 
-    /// Starts the tasks that serve the listeners.
+    /// Starts the tasks that serve the listeners. `reset_secret`: of HTTP/3 ([`QuicSocket::reset_secret`]).
     pub fn serve(
         self,
-        http: &config::Http,
+        (http, reset_secret): (&config::Http, Option<[u8; 32]>),
         metrics: &Arc<HttpMetrics>,
         (gateway, admin): (Arc<Gateway>, Admin),
         supervisor: &Supervisor,
@@ -87,7 +86,7 @@ impl Listeners {
             let port = port.map(|port| if http.http3_public_port == 0 { port } else { http.http3_public_port });
             let alt_svc = port.map(http3::alt_svc);
             (
-                PublicSocket { tcp: bound.listener, udp: bound.udp },
+                PublicSocket { tcp: bound.listener, quic: bound.udp.map(|udp| QuicSocket { udp, reset_secret }) },
                 ConnectionLimits { proxy_headers, alt_svc, ..limits.clone() },
             )
         };
@@ -195,7 +194,7 @@ fn usable(loaded: &Loaded, section: &str, tls: Option<Result<Tls, TlsError>>) ->
 struct PublicSocket {
     tcp: Listener,
     /// For HTTP/3.
-    udp: Option<UdpSocket>,
+    quic: Option<QuicSocket>,
 }
 
 fn serve_public(
@@ -205,13 +204,13 @@ fn serve_public(
     supervisor: &Supervisor,
 ) -> Drain {
     let drain = Drain::default();
-    for (PublicSocket { tcp, udp }, limits) in sockets {
+    for (PublicSocket { tcp, quic }, limits) in sockets {
         let gateway = Arc::clone(&gateway);
         let handler = move |request, connection| {
             let gateway = Arc::clone(&gateway);
             async move { gateway.handle(request, connection).await }
         };
-        if let Some(socket) = udp {
+        if let Some(socket) = quic {
             let serving = http3::serve(socket, limits.clone(), Arc::clone(metrics), drain.clone(), handler.clone());
             let serving = async move {
                 if let Err(error) = serving.await {

@@ -33,6 +33,7 @@ use services::audit::AuditLog;
 use services::denylists::{ListUpdater, Lists};
 use services::front_caches::Senders;
 use services::health::{Health, Stage};
+use services::p2p;
 use services::pinning::Pins;
 use services::supervision::{EssentialTaskEnded, Supervisor};
 use services::telemetry::Exporter;
@@ -44,6 +45,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+/// What a secret of the node is derived for: the stateless resets of HTTP/3.
+const RESET_SECRET: &str = "Causeway: stateless resets of HTTP/3";
 /// How long the drain waits for the last lines of the access log.
 const ACCESS_LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 
@@ -158,7 +161,8 @@ impl Node {
         let certificates = listeners.certificates.clone();
         let admin = assembly.admin(&storage, &reached, &services, &gateway, (&addresses, &certificates))?;
         let http = &loaded.config.http;
-        let (public, admin) = listeners.serve(http, &metrics, (gateway, admin), &supervisor);
+        let reset_secret = p2p::derive_secret(&loaded.config.data_dir, RESET_SECRET)?;
+        let (public, admin) = listeners.serve((http, reset_secret), &metrics, (gateway, admin), &supervisor);
         let node = Self {
             certificates,
             access_log,

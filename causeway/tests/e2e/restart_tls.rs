@@ -9,6 +9,7 @@
 use crate::restart::{
     Clients, Content, PHASE_REQUESTS, PHASES, Requests, content, launch, listening_socket, restart_under_load,
 };
+use crate::support::causeway::Launch;
 use crate::support::certificate;
 use bytes::{Buf as _, Bytes};
 use futures::FutureExt as _;
@@ -18,7 +19,7 @@ use quinn::crypto::rustls::QuicClientConfig;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -82,10 +83,6 @@ impl EncryptedClients {
     /// Clients with HTTP/3 connect directly, each from an address of its own, and others through a proxy.
     fn new(address: SocketAddr, content: Vec<Content>, certificate: &Path, http3: bool) -> Self {
         let tcp = TlsConnector::from(Arc::new(certificate::trusting(certificate, "h2")));
-        let quic = |config: ClientConfig| {
-            let tls = QuicClientConfig::try_from(config).expect("TLS 1.3");
-            quinn::ClientConfig::new(Arc::new(tls))
-        };
         let address_of = |number| if http3 { Ipv4Addr::new(127, 0, 1, number + 1) } else { PROXY };
         let clients = (0..if http3 { DIRECT } else { PROXIED })
             .map(|number| Client { address: address_of(number), connection: Mutex::default() });
@@ -247,18 +244,29 @@ fn is_unprocessed_over_http3(error: &StreamError) -> bool {
     }
 }
 
-/// Restarts a gateway with TLS under load; returns the number of requests of each phase that were answered over HTTP/3.
-async fn restart_encrypted(http3: bool) -> [u64; PHASES] {
-    let dir = TempDir::new().expect("the temporary folder is writable");
+fn quic(config: ClientConfig) -> quinn::ClientConfig {
+    let tls = QuicClientConfig::try_from(config).expect("TLS 1.3");
+    quinn::ClientConfig::new(Arc::new(tls))
+}
+
+/// A gateway with HTTP/3 on a socket of systemd, or with HTTP/2 alone.
+fn encrypted_launch(dir: &Path, http3: bool) -> (Launch, SocketAddr, PathBuf) {
     let (socket, address) = listening_socket();
-    let (certificate, key) = certificate::write(dir.path());
-    let launch = launch(dir.path())
+    let (certificate, key) = certificate::write(dir);
+    let launch = launch(dir)
         .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
         .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())
         .set("CAUSEWAY_HTTP_TLS_KEY", key.display())
         .set("CAUSEWAY_HTTP_HTTP3", http3)
         .set("CAUSEWAY_HTTP_TRUSTED_PROXIES", PROXY)
         .activated_by(socket, "https");
+    (launch, address, certificate)
+}
+
+/// Restarts a gateway with TLS under load; returns the number of requests of each phase that were answered over HTTP/3.
+async fn restart_encrypted(http3: bool) -> [u64; PHASES] {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let (launch, address, certificate) = encrypted_launch(dir.path(), http3);
     let content = content(&launch, dir.path());
     let node = launch.start().await;
     assert_eq!(node.tls_address(), address.to_string(), "it uses the socket");
@@ -278,4 +286,24 @@ async fn no_request_fails_over_http3_while_the_gateway_restarts() {
     eprintln!("{answered:?} requests were answered over HTTP/3");
     // Clients use it again after the restarts.
     assert!(answered[0] > PHASE_REQUESTS / 2 && answered[PHASES - 1] > PHASE_REQUESTS / 4, "{answered:?}");
+}
+
+/// After SIGKILL there is nobody who could close the connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_over_http3_learns_at_once_that_a_restarted_gateway_has_lost_its_connection() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let (launch, address, certificate) = encrypted_launch(dir.path(), true);
+    let node = launch.start().await;
+    let mut config = quic(certificate::trusting(&certificate, "h3"));
+    let mut transport = quinn::TransportConfig::default();
+    transport.keep_alive_interval(Some(Duration::from_millis(100)));
+    config.transport_config(Arc::new(transport));
+    let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+    let connection = endpoint.connect_with(config, address, "localhost").expect("can connect").await.expect("connects");
+    drop(node);
+    assert_eq!(connection.close_reason(), None, "killed, it closes nothing");
+    let node = launch.start().await;
+    // Without a reset, it ends with the idle timeout.
+    assert_eq!(connection.closed().await, quinn::ConnectionError::Reset);
+    node.stop().await;
 }

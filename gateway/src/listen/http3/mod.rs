@@ -29,6 +29,7 @@ use crate::listen::http2::progress::{ConnectionProgress, Piece};
 use crate::listen::server::{ConnectionLimits, RequestBody};
 use crate::listen::tls::{MissingCertificate, Tls, handshake};
 use crate::metrics::HttpMetrics;
+use aws_lc_rs::hmac;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::StreamExt as _;
@@ -37,7 +38,9 @@ use h3::error::Code;
 use http::{HeaderValue, Request, Response};
 use http_body::Body;
 use quinn::crypto::rustls::QuicServerConfig;
+use quinn::crypto::{CryptoError, HmacKey};
 use quinn::{Endpoint, EndpointConfig, IdleTimeout, Incoming, TokioRuntime, TransportConfig, VarInt};
+use quinn_proto::HashedConnectionIdGenerator;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::panic::AssertUnwindSafe;
@@ -79,6 +82,58 @@ pub fn alt_svc(port: u16) -> HeaderValue {
     header(&format!("h3=\":{port}\"; ma={ALT_SVC_SECONDS}"))
 }
 
+/// The UDP socket of HTTP/3.
+pub struct QuicSocket {
+    /// Bound to the port of the listener with TLS.
+    pub udp: UdpSocket,
+    /// The secret that the tokens of stateless resets are made of (RFC 9000, section 10.3). If it is the same after a
+    /// restart, a client learns with its next packet that the connection is gone, and connects again; otherwise it waits
+    /// until its idle timeout. `None` is a random one.
+    pub reset_secret: Option<[u8; 32]>,
+}
+
+impl QuicSocket {
+    /// The configuration of the endpoint. Its key is that of this address alone: with a common one, a packet to one
+    /// endpoint would yield the token that ends a connection of another (RFC 9000, section 21.11).
+    fn endpoint_config(&self) -> io::Result<EndpointConfig> {
+        let Some(secret) = &self.reset_secret else { return Ok(EndpointConfig::default()) };
+        let address = self.udp.local_addr()?;
+        let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let of_address = |usage: &str| hmac::sign(&secret, format!("{usage} {address}").as_bytes());
+        let reset_key = hmac::Key::new(hmac::HMAC_SHA256, of_address("stateless reset").as_ref());
+        let mut config = EndpointConfig::new(Arc::new(ResetKey(reset_key)));
+        // Connection IDs that an earlier process issued are told from those that nobody did, which are ignored.
+        let mut key = [0; size_of::<u64>()];
+        key.iter_mut().zip(of_address("connection IDs").as_ref()).for_each(|(byte, derived)| *byte = *derived);
+        let key = u64::from_le_bytes(key);
+        config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(key)));
+        Ok(config)
+    }
+}
+
+/// HMAC-SHA-256, as QUIC takes it. That of quinn depends on which libraries its other users choose.
+struct ResetKey(hmac::Key);
+
+impl HmacKey for ResetKey {
+    fn sign(&self, data: &[u8], signature_out: &mut [u8]) {
+        signature_out.copy_from_slice(hmac::sign(&self.0, data).as_ref());
+    }
+
+    fn signature_len(&self) -> usize {
+        self.0.algorithm().tag_len()
+    }
+
+    fn verify(&self, data: &[u8], signature: &[u8]) -> Result<(), CryptoError> {
+        hmac::verify(&self.0, data, signature).map_err(|_| CryptoError)
+    }
+}
+
+impl From<UdpSocket> for QuicSocket {
+    fn from(udp: UdpSocket) -> Self {
+        Self { udp, reset_secret: None }
+    }
+}
+
 /// What the streams of a connection share.
 struct Shared {
     load: Arc<ClientLoad>,
@@ -92,7 +147,7 @@ struct Shared {
 /// # Errors
 /// The socket cannot be used, or the limits have no certificate for QUIC.
 pub async fn serve<H, F, B>(
-    socket: UdpSocket,
+    socket: impl Into<QuicSocket>,
     limits: ConnectionLimits,
     metrics: Arc<HttpMetrics>,
     drain: Drain,
@@ -108,7 +163,8 @@ where
     };
     let mut configs = Configs { quic: Arc::clone(&config), current: Arc::new(server_config(config)) };
     let first = Some(quinn::ServerConfig::clone(&configs.current));
-    let endpoint = Endpoint::new(EndpointConfig::default(), first, socket, Arc::new(TokioRuntime))?;
+    let socket = socket.into();
+    let endpoint = Endpoint::new(socket.endpoint_config()?, first, socket.udp, Arc::new(TokioRuntime))?;
     let (draining, served) = (drain.hold(), TaskTracker::new());
     let unvalidated = Arc::<AtomicUsize>::default();
     // Also those that are closing, of which clients may make many that are not admitted.

@@ -107,8 +107,7 @@ pub struct P2p {
     /// which saves the uplink of a site whose clients use HTTP.
     pub serve_to: ServeTo,
     /// Transfer whole DAGs in one answer, compressed as they are stored, between nodes that support it: other Causeways.
-    /// Everything else is exchanged by Bitswap as before. It is new: false, the default, is Bitswap only, in both
-    /// directions.
+    /// Everything else is exchanged by Bitswap. With false it is Bitswap only, in both directions.
     pub dag_protocol: bool,
 }
 
@@ -190,7 +189,7 @@ impl Default for P2p {
             network_memory_bytes_max: 256 << 20,
             ban_seconds: 600,
             serve_to: ServeTo::Everyone,
-            dag_protocol: false,
+            dag_protocol: true,
         }
     }
 }

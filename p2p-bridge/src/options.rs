@@ -262,12 +262,18 @@ impl Default for ConnectionBudget {
 }
 
 /// Options of Bitswap, and of the DAG protocol beside it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BitswapOptions {
     /// Which peers are served blocks.
     pub serve_to: ServeTo,
     /// Whether DAGs are transferred in one answer between peers that support it ([`crate::dag`]), in either direction.
     pub dag_protocol: bool,
+}
+
+impl Default for BitswapOptions {
+    fn default() -> Self {
+        Self { serve_to: ServeTo::default(), dag_protocol: true }
+    }
 }
 
 /// Which peers are served blocks.

@@ -329,12 +329,12 @@ mod tests {
     }
 
     #[test]
-    fn transfers_of_dags_can_be_turned_on() {
+    fn transfers_of_dags_can_be_turned_on_and_off() {
         let dir = tempfile::tempdir().expect("a folder");
         for (variables, expected) in [
-            (&[][..], [false; 2]),
-            (&[("P2P_DAG_PROTOCOL", "true")], [true, false]),
-            (&[("P2P_HTTP_CARS", "true")], [false, true]),
+            (&[][..], [true, false]),
+            (&[("P2P_DAG_PROTOCOL", "false")], [false; 2]),
+            (&[("P2P_HTTP_CARS", "true")], [true; 2]),
         ] {
             let options = options(&loaded(dir.path(), variables), false).expect("good settings");
             assert_eq!([options.bitswap.dag_protocol, options.http.cars], expected);

@@ -325,21 +325,28 @@ async fn a_reader_that_waits_for_long_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn several_peers_send_parts_of_a_large_file() {
     let mut holders = Vec::new();
-    let bytes = content(9, 60_000_000);
     for _ in 0..3 {
-        let holder = Node::start(TCP, Vec::new(), true).await;
-        holder.store.add(&bytes);
-        holders.push(holder);
+        holders.push(Node::start(TCP, Vec::new(), true).await);
     }
-    let file = holders[0].store.add(&bytes);
     let asker = Node::start(TCP, Vec::new(), true).await;
     for holder in &holders {
         asker.connect(holder).await;
     }
-    assert!(asker.read(&file, 0..bytes.len() as u64).await == bytes);
-    let sent: Vec<u64> = holders.iter().map(|holder| holder.sample("causeway_dag_sent_bytes_total")).collect();
-    assert!(sent.iter().filter(|bytes| **bytes > 1_000_000).count() >= 2, "{sent:?}");
-    let duplicates = asker.sample("causeway_bitswap_blocks_total{kind=\"duplicate\"}");
-    let (plain, packed, by_bitswap) = asker.received();
-    assert!(plain + packed + by_bitswap + duplicates < 231 * 5 / 4, "{plain} {packed} {by_bitswap} {duplicates}");
+    // One peer may have sent everything before the others have said that they have the file.
+    for attempt in 1..=4 {
+        let bytes = content(7 + 2 * attempt, 60_000_000);
+        let stored = holders.iter().map(|holder| holder.store.add(&bytes));
+        let file = stored.last().expect("there are holders");
+        let sent = || holders.iter().map(|holder| holder.sample("causeway_dag_sent_bytes_total")).collect::<Vec<_>>();
+        let before = sent();
+        assert!(asker.read(&file, 0..bytes.len() as u64).await == bytes);
+        let duplicates = asker.sample("causeway_bitswap_blocks_total{kind=\"duplicate\"}");
+        let (plain, packed, by_bitswap) = asker.received();
+        let received = plain + packed + by_bitswap + duplicates;
+        assert!(received < attempt * 231 * 5 / 4, "{plain} {packed} {by_bitswap} {duplicates}");
+        if sent().iter().zip(before).filter(|(now, before)| *now - before > 1_000_000).count() >= 2 {
+            return;
+        }
+    }
+    panic!("each file was sent by one peer");
 }

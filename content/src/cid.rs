@@ -121,9 +121,15 @@ impl BlockKey {
     /// Parses the output of [`BlockKey::to_bytes`]; `None` if the bytes are invalid.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let hash = Multihash::from_bytes(bytes).ok()?;
-        (hash.code() != hashes::IDENTITY).then_some(Self(hash))
+        // The parser drops what a varint has beyond 64 bits, so that other bytes would be the same key.
+        let mut written = [0; HASH_BYTES_MAX];
+        let is_canonical = hash.write(&mut written[..]).is_ok_and(|len| written[..len] == *bytes);
+        (is_canonical && hash.code() != hashes::IDENTITY).then_some(Self(hash))
     }
 }
+
+/// The maximum length of a binary multihash: two varints, and a digest.
+const HASH_BYTES_MAX: usize = 10 + 10 + 64;
 
 impl fmt::Debug for BlockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -161,5 +167,13 @@ mod tests {
         let key = BlockKey::of(&v0).expect("key");
         assert_eq!(BlockKey::from_bytes(&key.to_bytes()), Some(key));
         assert_eq!(BlockKey::of(&parse("bafkqaddjnzzxazldoqwxizltoq").expect("cid")), None);
+    }
+
+    #[test]
+    fn a_key_has_one_encoding() {
+        // A code of ten bytes whose last one has more than the 64th bit, and no digest.
+        let overlong = [0xdf, 0xcf, 0xe7, 0xff, 0xff, 0xb0, 0x97, 0x9a, 0x98, 0x6c, 0];
+        assert!(Multihash::from_bytes(&overlong).is_ok(), "the parser has changed");
+        assert_eq!(BlockKey::from_bytes(&overlong), None);
     }
 }

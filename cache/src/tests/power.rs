@@ -26,7 +26,7 @@ use crate::disk::faults::{Call, INHERITED};
 use crate::disk::files::Volatile;
 use crate::disk::store::Store;
 use crate::{BlockStore, Disk, DiskOptions, PinError, PinState};
-use content::{Block, BlockSource};
+use content::{Block, BlockSource, SourceError};
 use futures::StreamExt as _;
 use std::collections::BTreeMap;
 use std::fs;
@@ -235,6 +235,38 @@ async fn acknowledged_pins_survive_power_loss() {
         disk.store().files.faults.clear();
         audit(&disk);
         check_all(&cuts, &options()).await;
+    }
+}
+
+/// All files may be missing after power loss, as long as nothing was acknowledged. Otherwise they are elsewhere.
+#[tokio::test]
+async fn a_store_without_its_segments_starts_unless_they_had_pins() {
+    for is_pinned in [false, true] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = open_with(dir.path(), options()).expect("opens");
+        for seed in 0..30 {
+            disk.put_cached(noisy(seed, 3_000)).await;
+        }
+        let (first, blocks) = (noisy(0, 3_000), dag(7));
+        if is_pinned {
+            disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+        }
+        disk.flush().await.expect("flushes");
+        assert!(disk.store().segments().expect("are read").len() > 1);
+        drop(disk);
+        let segments = dir.path().join("segments");
+        for file in fs::read_dir(&segments).expect("is there").flatten() {
+            fs::remove_file(file.path()).expect("is ours");
+        }
+        match open_with(dir.path(), options()) {
+            Ok(disk) => {
+                assert!(!is_pinned, "the pins are lost");
+                assert_eq!(disk.get(first.cid()).await, Err(SourceError::NotFound { cid: *first.cid() }));
+                disk.put_cached(first.clone()).await;
+                assert_eq!(disk.get(first.cid()).await, Ok(first));
+            }
+            Err(error) => assert!(is_pinned && error.to_string().contains("mount the file system"), "{error}"),
+        }
     }
 }
 

@@ -164,7 +164,7 @@ impl Writer {
         options: &DiskOptions,
         room: Arc<Semaphore>,
     ) -> Result<Self, StoreError> {
-        Self::check_mounted(store.files.list()?.len(), store.segments()?.len())?;
+        Self::check_mounted(&store)?;
         Self::adopt_unnamed_segments(&store)?;
         let mut writer = Self {
             encoder: Encoder::new(options.zstd).map_err(StoreError::io)?,
@@ -244,10 +244,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Fails if all files are missing. After power loss, only files without acknowledged data can be missing, never
-    /// all.
-    fn check_mounted(files: usize, segments: usize) -> Result<(), StoreError> {
-        if files == 0 && segments > 1 {
+    /// Fails if all files are missing, one of which had synced values of pins. After power loss, only files without
+    /// acknowledged data can be missing; in a young store these may be all.
+    fn check_mounted(store: &Store) -> Result<(), StoreError> {
+        let synced = store.synced()?.unwrap_or_default();
+        let begins_before = |segment: u32| Place { segment, offset: 0 } < synced;
+        let has_synced = |(segment, record): &(u32, SegmentRecord)| {
+            record.kind == Kind::Pinned && record.blocks > 0 && begins_before(*segment)
+        };
+        if store.files.list()?.is_empty() && store.segments()?.iter().any(has_synced) {
             return Err(StoreError::io(
                 "the directory of segments is empty: mount the file system that it is on, and start again",
             ));

@@ -214,6 +214,23 @@ pub struct Place {
     number: u64,
 }
 
+/// The number of streams of a transfer, with the first one.
+#[derive(Debug)]
+struct Streams {
+    /// As many as the bytes need that are expected.
+    needed: usize,
+    /// As many as were opened, or are being opened. One that the peer declines is not opened again.
+    opened: usize,
+    /// Whether the size of the answer is not known.
+    is_guess: bool,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self { needed: 1, opened: 1, is_guess: true }
+    }
+}
+
 /// A transfer and its streams. See the module's documentation.
 pub struct ActiveTransfer {
     /// Its number.
@@ -237,7 +254,7 @@ pub struct ActiveTransfer {
     verifying: TaskTracker,
     /// The further streams.
     joined: TaskTracker,
-    streams: AtomicUsize,
+    streams: Mutex<Streams>,
     /// The number of messages that were received.
     messages: AtomicUsize,
     /// Where further streams are requested.
@@ -279,7 +296,7 @@ impl ActiveTransfer {
             cancelled: CancellationToken::new(),
             verifying: TaskTracker::new(),
             joined: TaskTracker::new(),
-            streams: AtomicUsize::new(1),
+            streams: Mutex::default(),
             messages: AtomicUsize::new(0),
             widen: Mutex::default(),
             has_reported_end: AtomicBool::new(false),
@@ -461,9 +478,7 @@ impl ActiveTransfer {
     {
         budgets.traffic().record_request();
         *lock(&self.traffic) = Some(Arc::clone(budgets.traffic()));
-        *lock(&self.widen) = Some(widen);
-        let known = super::transfer::expected_bytes(&self.request.scope, None);
-        self.widen_for(known.unwrap_or(ASSUMED_BYTES));
+        self.request_streams(widen);
         let this = Arc::clone(&self);
         let conversation = async move {
             let end = this.converse(stream, budgets).await;
@@ -471,6 +486,34 @@ impl ActiveTransfer {
             end
         };
         self.run(conversation).await;
+    }
+
+    /// Requests further streams: as many as the requested bytes need, or those of a small file.
+    pub(super) fn request_streams(self: &Arc<Self>, widen: mpsc::UnboundedSender<Arc<ActiveTransfer>>) {
+        *lock(&self.widen) = Some(widen);
+        match super::transfer::expected_bytes(&self.request.scope, None) {
+            Some(bytes) => self.widen_for(bytes, false),
+            None => self.widen_for(ASSUMED_BYTES, true),
+        }
+    }
+
+    /// How many further streams are to be opened.
+    pub(super) fn lacking_streams(&self) -> usize {
+        if self.state().has_ended() {
+            return 0;
+        }
+        let streams = lock(&self.streams);
+        streams.needed.saturating_sub(streams.opened)
+    }
+
+    /// Whether the number of its streams is a guess, because the size of the answer is not known.
+    pub(super) fn guesses_streams(&self) -> bool {
+        lock(&self.streams).is_guess
+    }
+
+    /// A further stream is being opened.
+    pub(super) fn opens_stream(&self) {
+        lock(&self.streams).opened += 1;
     }
 
     /// Runs the transfer to its end, which `conversation` returns unless the transfer is cancelled before.
@@ -791,7 +834,7 @@ impl ActiveTransfer {
             Ok(_) | Err(_) => return self.fail(TransferEnd::TooManyBlocks),
         }
         let expected = self.state().expected_bytes();
-        expected.into_iter().for_each(|bytes| self.widen_for(bytes));
+        expected.into_iter().for_each(|bytes| self.widen_for(bytes, false));
     }
 
     /// Reserves the memory of the names of its blocks; `false` if there is not enough.
@@ -857,16 +900,18 @@ impl ActiveTransfer {
         self.report(TransferEvent::Received { transfer: self.id, key, bytes });
     }
 
-    /// Requests as many streams as so many bytes need.
-    fn widen_for(self: &Arc<Self>, bytes: u64) {
-        let needed = usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(STREAMS_MAX).min(STREAMS_MAX);
-        let open = self.streams.fetch_max(needed, Ordering::Relaxed);
-        let widen = lock(&self.widen);
-        if let Some(widen) = widen.as_ref() {
-            for _ in open..needed {
-                // The connection may have ended.
-                let _ = widen.send(Arc::clone(self));
-            }
+    /// Requests as many streams as so many bytes need, which may be a guess.
+    fn widen_for(self: &Arc<Self>, bytes: u64, is_guess: bool) {
+        let needed = usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX);
+        let is_news = {
+            let mut streams = lock(&self.streams);
+            let before = (streams.needed, streams.is_guess);
+            (streams.needed, streams.is_guess) = (needed, is_guess);
+            before != (needed, is_guess) && streams.opened < needed
+        };
+        if is_news && let Some(widen) = lock(&self.widen).as_ref() {
+            // The connection may have ended.
+            let _ = widen.send(Arc::clone(self));
         }
     }
 }

@@ -283,14 +283,20 @@ async fn what_the_end_overtakes_is_awaited_while_it_arrives() {
 async fn more_streams_are_opened_once_the_size_of_the_file_is_known() {
     let mut bench = Bench::new(1, BUDGET_BYTES_MAX).await;
     let assumed = usize::try_from(ASSUMED_BYTES / STREAM_BYTES).expect("few");
-    let mut opened = || (0..100).filter(|_| bench.widen.try_recv().is_ok()).count();
-    assert_eq!(opened(), assumed - 1, "with the request");
-    bench.active.widen_for(STREAM_BYTES);
-    assert_eq!(opened(), 0);
-    bench.active.widen_for(ASSUMED_BYTES + 2 * STREAM_BYTES);
-    assert_eq!(opened(), 2);
-    bench.active.widen_for(u64::MAX);
-    assert_eq!(opened(), STREAMS_MAX - assumed - 2);
+    let requested = |bench: &mut Bench| (bench.widen.try_recv().is_ok(), bench.active.lacking_streams());
+    assert_eq!(requested(&mut bench), (true, assumed - 1), "with the request");
+    assert!(bench.active.guesses_streams());
+    // The file is small.
+    bench.active.widen_for(STREAM_BYTES, false);
+    assert_eq!(requested(&mut bench), (false, 0));
+    assert!(!bench.active.guesses_streams());
+    bench.active.widen_for(ASSUMED_BYTES + 2 * STREAM_BYTES, false);
+    assert_eq!(requested(&mut bench), (true, assumed + 1));
+    (0..3).for_each(|_| bench.active.opens_stream());
+    bench.active.widen_for(u64::MAX, false);
+    assert_eq!(requested(&mut bench), (true, STREAMS_MAX - 4));
+    bench.active.widen_for(u64::MAX, false);
+    assert_eq!(requested(&mut bench), (false, STREAMS_MAX - 4), "once");
     drop(bench.first);
     assert_eq!(bench.events.recv().await.map(|event| matches!(event, TransferEvent::Ended { .. })), Some(true));
 }

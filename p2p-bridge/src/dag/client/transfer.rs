@@ -688,6 +688,11 @@ impl Verify {
         self.roles.iter().find_map(|(_, role)| role.range().map(|range| range.start))
     }
 
+    /// Where it and what is below it end in their file, if it is a part of one.
+    pub fn end(&self) -> Option<u64> {
+        self.roles.iter().filter_map(|(_, role)| role.range().map(|range| range.end)).max()
+    }
+
     /// Takes the payload, to be unpacked and hashed.
     pub fn take_payload(&mut self) -> Payload {
         std::mem::replace(&mut self.payload, Payload::Plain(Bytes::new()))

@@ -228,7 +228,7 @@ impl ScopeTraversal {
             fetch_next: 0,
             seen: Seen::new(limits.seen_max),
             repeated_bytes: 0,
-            entity: (options.scope == DagScope::Entity).then(|| ReadAhead::below(*terminal.cid(), options)),
+            entity: options.scope.is_entity().then(|| ReadAhead::below(*terminal.cid(), options)),
             used_bytes: 0,
             window_bytes: WINDOW_BYTES_START.min(limits.look_ahead_bytes_max),
             child_iter_bytes: 0,
@@ -479,7 +479,7 @@ fn ahead_of(child: &Child, entity: Option<&ReadAhead>) -> Option<ReadAhead> {
             let end = wanted.as_ref().map_or(u64::MAX, |wanted| wanted.end);
             entity.map(|entity| ReadAhead::of_file(entity.root, range.start, end))
         }
-        RoleKind::Entity(_) | RoleKind::Shard { .. } => entity.cloned(),
+        RoleKind::Entity(_) | RoleKind::File(_) | RoleKind::Shard { .. } => entity.cloned(),
         RoleKind::BlockOnly | RoleKind::Path(_) => None,
     }
 }

@@ -302,7 +302,9 @@ impl Planner {
         let Some((from @ 0.., to)) = scope.entity_bytes.map(|bytes| bytes.bounds()) else { return scope };
         let is_of_file = |car: &&ActiveTransfer| {
             let request = car.request();
-            request.root.hash() == ahead.root.hash() && request.path == ahead.path && request.scope.scope == scope.scope
+            let is_such =
+                request.scope.scope == scope.scope || [request.scope, scope].iter().all(|it| it.scope.is_entity());
+            request.root.hash() == ahead.root.hash() && request.path == ahead.path && is_such
         };
         let begins = self.cars(session, gateway).filter(is_of_file).map(|car| car.state().begin());
         let next = begins.filter_map(|begin| i64::try_from(begin).ok()).filter(|begin| from < *begin).min();

@@ -743,8 +743,10 @@ fn first_byte(scope: &ScopeOptions) -> Option<u64> {
 fn scope_includes(all: &ScopeOptions, part: &ScopeOptions) -> bool {
     match (all.scope, part.scope) {
         (_, DagScope::Block) | (DagScope::All, _) => true,
-        (DagScope::Entity, DagScope::Entity) => begins_within(all.entity_bytes, part.entity_bytes),
-        (DagScope::Entity | DagScope::Block, _) => false,
+        (DagScope::Entity, DagScope::Entity | DagScope::File) | (DagScope::File, DagScope::File) => {
+            begins_within(all.entity_bytes, part.entity_bytes)
+        }
+        (DagScope::Entity | DagScope::File | DagScope::Block, _) => false,
     }
 }
 

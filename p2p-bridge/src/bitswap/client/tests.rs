@@ -955,17 +955,19 @@ fn cars_of_a_file_do_not_overlap() {
     want_file(&mut bench, 0, 0);
     let first = bench.transfers[0].id;
     brings(&mut bench, first, 0);
-    // Nodes that are far ahead are requested alone: what is below them is not needed yet.
+    // Readers request nodes that are far ahead alone: what is below them is not needed yet.
     for n in 1..3 {
-        let (root, node) = (Cid::new_v1(codec::DAG_PB, *cid(0).hash()), Cid::new_v1(codec::DAG_PB, *cid(n).hash()));
-        let ahead = Arc::new(ReadAhead::of_file(root, u64::from(n) * 40 * MIB, 100 * MIB));
-        bench.client.want_ahead(bench.session(), node, Some(ahead), bench.now);
+        let node = Cid::new_v1(codec::DAG_PB, *cid(n).hash());
+        bench.client.want_ahead(bench.session(), node, Some(Arc::new(ReadAhead::block(node))), bench.now);
         bench.drain();
         bench.block(gateway, n);
     }
     assert_eq!((bench.transfers.len(), bench.asked.len()), (1, 2));
-    // Readers of other parts.
-    want_file(&mut bench, 4, 60 * MIB);
+    // Readers of other parts, whose leaves may be nodes.
+    let (root, leaf) = (Cid::new_v1(codec::DAG_PB, *cid(0).hash()), Cid::new_v1(codec::DAG_PB, *cid(4).hash()));
+    let ahead = Arc::new(ReadAhead::of_file(root, 60 * MIB, 100 * MIB));
+    bench.client.want_ahead(bench.session(), leaf, Some(ahead), bench.now);
+    bench.drain();
     want_file(&mut bench, 5, 40 * MIB);
     let range = |active: &Arc<ActiveTransfer>| active.request().scope.entity_bytes.map(|bytes| bytes.bounds());
     let ranges: Vec<_> = bench.transfers.iter().filter_map(range).collect();

@@ -286,11 +286,6 @@ impl Planner {
         active.filter(move |car| car.session == *session && car.peer == *gateway)
     }
 
-    /// Whether a running CAR of a gateway brings what a reader will request, but not soon.
-    pub fn is_far_in_a_car(&self, session: &SessionId, gateway: &PeerId, ahead: &ReadAhead) -> bool {
-        self.cars(session, gateway).any(|car| car.state().includes(ahead))
-    }
-
     /// A scope without what running CARs bring that begin later in the same file.
     fn before_other_cars(
         &self,

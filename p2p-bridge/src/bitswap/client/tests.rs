@@ -976,6 +976,31 @@ fn cars_of_a_file_do_not_overlap() {
     assert_eq!(ranges, expected);
 }
 
+/// The hint of a reader of that file.
+fn file_from(from: u64) -> ReadAhead {
+    ReadAhead::of_file(Cid::new_v1(codec::DAG_PB, *cid(0).hash()), from, 100 * MIB)
+}
+
+#[test]
+fn a_car_that_is_ahead_goes_on_when_one_is_requested_behind_it() {
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    let gateway = gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    let first = Arc::clone(&bench.transfers[0]);
+    brings(&mut bench, first.id, 0);
+    first.state().reach(50 * MIB);
+    // What it brought there was not kept.
+    let session = bench.session();
+    let second = bench.client.planner.start(session, gateway, &file_from(10 * MIB), false, bench.now).expect("starts");
+    let range = second.request().scope.entity_bytes.map(|bytes| bytes.bounds());
+    let at = |mib: u64| i64::try_from(mib * MIB).expect("small");
+    assert_eq!(range, Some((at(10), Some(at(50) - 1))), "the first one brings what follows");
+    brings(&mut bench, second.id, 1);
+    assert!(!first.state().is_needless() && !second.state().is_needless());
+    assert!(first.state().covers(&file_from(60 * MIB)));
+}
+
 #[test]
 fn a_gateway_may_take_long_to_begin_while_others_are_asked() {
     let mut bench = Bench::new();

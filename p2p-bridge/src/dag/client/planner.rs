@@ -286,7 +286,7 @@ impl Planner {
         active.filter(move |car| car.session == *session && car.peer == *gateway)
     }
 
-    /// A scope without what running CARs bring that begin later in the same file.
+    /// A scope without what running CARs bring that are later in the same file.
     fn before_other_cars(
         &self,
         session: &SessionId,
@@ -301,19 +301,20 @@ impl Planner {
                 request.scope.scope == scope.scope || [request.scope, scope].iter().all(|it| it.scope.is_entity());
             request.root.hash() == ahead.root.hash() && request.path == ahead.path && is_such
         };
-        let begins = self.cars(session, gateway).filter(is_of_file).map(|car| car.state().begin());
-        let next = begins.filter_map(|begin| i64::try_from(begin).ok()).filter(|begin| from < *begin).min();
+        let positions = self.cars(session, gateway).filter(is_of_file).map(|car| car.state().position());
+        let next = positions.filter_map(|position| i64::try_from(position).ok()).filter(|next| from < *next).min();
         let ends_before = next.filter(|next| to.is_none_or(|to| to < 0 || *next <= to));
         let part = ends_before.and_then(|next| EntityBytes::new(from, Some(next - 1)).ok());
         ScopeOptions { entity_bytes: part.or(scope.entity_bytes), ..scope }
     }
 
-    /// A CAR is requested: those of the same file that began before it end where it begins.
+    /// A CAR is requested: those of the same file that have not got there end where it begins.
     fn end_cars_at(&self, session: &SessionId, gateway: &PeerId, ahead: &ReadAhead) {
         let from = ahead.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
         for car in self.cars(session, gateway) {
             let mut state = car.state();
-            if let Some(from) = from.filter(|from| state.begin() < *from && state.includes(ahead)) {
+            // One that is ahead brings nothing of it.
+            if let Some(from) = from.filter(|from| state.position() < *from && state.includes(ahead)) {
                 state.end_at(from);
             }
         }

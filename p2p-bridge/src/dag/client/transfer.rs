@@ -583,7 +583,7 @@ impl Transfer {
     /// more than a reader waits for.
     pub fn distance(&self, key: &BlockKey, ahead: Option<&ReadAhead>) -> Option<u64> {
         let id = self.naming.id_of(key);
-        let in_file = |offset: u64| offset.saturating_sub(self.reached.max(self.begin()));
+        let in_file = |offset: u64| offset.saturating_sub(self.position());
         let distance = match self.naming.known(id) {
             Known::Pending => match self.naming.offset(id) {
                 Some(offset) => in_file(offset),
@@ -599,18 +599,28 @@ impl Transfer {
         if self.until.zip(offset).is_some_and(|(until, offset)| until <= offset) {
             return false;
         }
-        let begin = self.reached.max(self.begin());
         let rest = self.granted_bytes.saturating_sub(self.received_bytes);
         let reach = match self.is_capped {
             true => rest.checked_sub(CAPPED_MARGIN_BYTES),
             false => Some(self.window_bytes * REACH_WINDOWS),
         };
-        reach.is_some_and(|reach| offset.is_none_or(|offset| offset.saturating_sub(begin) <= reach))
+        reach.is_some_and(|reach| offset.is_none_or(|offset| offset.saturating_sub(self.position()) <= reach))
     }
 
     /// The first byte of the range.
     pub fn begin(&self) -> u64 {
         first_byte(&self.scope).unwrap_or(0)
+    }
+
+    /// Where it is in the file: what precedes it was brought, or was not requested.
+    pub fn position(&self) -> u64 {
+        self.reached.max(self.begin())
+    }
+
+    /// The answer has got to that byte of the file.
+    #[cfg(test)]
+    pub fn reach(&mut self, offset: u64) {
+        self.reached = offset;
     }
 
     /// Whether the request covers what a reader requests first, and that is not far from what is being sent.

@@ -1002,6 +1002,45 @@ fn a_car_that_is_ahead_goes_on_when_one_is_requested_behind_it() {
 }
 
 #[test]
+fn a_car_ends_where_another_one_begins_only_if_that_one_brings_something() {
+    for reached in [None, Some(70 * MIB)] {
+        let mut bench = Bench::new();
+        let _reader = Reader::of(&bench.readers, bench.session());
+        gateway(&mut bench);
+        want_file(&mut bench, 0, 0);
+        let first = Arc::clone(&bench.transfers[0]);
+        brings(&mut bench, first.id, 0);
+        want_file(&mut bench, 1, 60 * MIB);
+        let second = Arc::clone(&bench.transfers[1]);
+        first.state().reach(40 * MIB);
+        let is_brought = |active: &ActiveTransfer, mib: u64| active.state().covers(&file_from(mib * MIB));
+        assert!(is_brought(&first, 60), "the other one may never start");
+        reached.into_iter().for_each(|reached| first.state().reach(reached));
+        brings(&mut bench, second.id, 1);
+        match reached {
+            None => assert_eq!((is_brought(&first, 59), is_brought(&first, 60)), (true, false)),
+            // The first one was faster.
+            Some(_) => assert!(is_brought(&first, 71)),
+        }
+        second.state().reach(69 * MIB);
+        assert_eq!(is_brought(&second, 70), reached.is_none());
+    }
+    // It ends without a block.
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    let first = Arc::clone(&bench.transfers[0]);
+    brings(&mut bench, first.id, 0);
+    want_file(&mut bench, 1, 60 * MIB);
+    let second = bench.transfers[1].id;
+    bench.client.transfer_ended(second, &TransferEnd::Declined(Decline::Failed), bench.now);
+    bench.drain();
+    first.state().reach(60 * MIB);
+    assert!(!first.state().is_needless());
+}
+
+#[test]
 fn a_gateway_may_take_long_to_begin_while_others_are_asked() {
     let mut bench = Bench::new();
     let _reader = Reader::of(&bench.readers, bench.session());

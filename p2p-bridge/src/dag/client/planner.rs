@@ -257,7 +257,6 @@ impl Planner {
         for full in self.transfers.values().filter(of_pair).filter(|running| running.is_full_of_unawaited()) {
             full.active.cancel();
         }
-        self.end_cars_at(&session, &peer, ahead);
         self.next_id += 1;
         self.reserved_bytes += budget_bytes;
         context.metrics.running.inc();
@@ -308,15 +307,26 @@ impl Planner {
         ScopeOptions { entity_bytes: part.or(scope.entity_bytes), ..scope }
     }
 
-    /// A CAR is requested: those of the same file that have not got there end where it begins.
-    fn end_cars_at(&self, session: &SessionId, gateway: &PeerId, ahead: &ReadAhead) {
-        let from = ahead.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
-        for car in self.cars(session, gateway) {
-            let mut state = car.state();
-            // One that is ahead brings nothing of it.
-            if let Some(from) = from.filter(|from| state.position() < *from && state.includes(ahead)) {
-                state.end_at(from);
-            }
+    /// A CAR has begun to bring its part of a file. Those that include it end where it begins; if one has got there in the
+    /// meantime, the CAR ends where that one is.
+    fn divide_cars(&self, begun: &ActiveTransfer) {
+        let request = begun.request();
+        let from = request.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
+        let Some(from) = from else { return };
+        let ahead = ReadAhead { root: request.root, path: request.path.clone(), scope: request.scope };
+        for car in self.cars(&begun.session, &begun.peer).filter(|car| car.id != begun.id) {
+            let position = {
+                let mut state = car.state();
+                if state.has_ended() || !state.includes(&ahead) {
+                    continue;
+                }
+                if state.position() <= from {
+                    state.end_at(from);
+                    continue;
+                }
+                state.position()
+            };
+            begun.state().end_at(position);
         }
     }
 
@@ -409,8 +419,10 @@ impl Planner {
     /// A transfer has brought a block.
     pub fn brought(&mut self, id: TransferId, now: Instant) {
         self.progressed(id, now);
-        if let Some(running) = self.transfers.get_mut(&id) {
-            running.has_brought = true;
+        let Some(running) = self.transfers.get_mut(&id) else { return };
+        if !std::mem::replace(&mut running.has_brought, true) {
+            let active = Arc::clone(&running.active);
+            self.divide_cars(&active);
         }
     }
 

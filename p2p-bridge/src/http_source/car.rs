@@ -30,6 +30,7 @@
 //! | another 5xx, no connection, a timeout | failure |
 //! | others: redirects, other 4xx, a CAR without the root | the DAG is not asked for as a CAR again for a minute |
 //! | 200 with much that is outside of the range | the same |
+//! | 200 with blocks that nothing has named, and no others | failure |
 
 use super::address::Base;
 use super::client::{DECODERS_MAX, GatewayClient, content_coding};
@@ -128,6 +129,7 @@ impl<'a> CarTransfer<'a> {
             };
             match (&end, rest) {
                 // The gateway has sent what it has.
+                (BodyEnd::Whole, _) if blocks == 0 && self.active.state().has_unnamed() => return self.unnamed(),
                 (BodyEnd::Whole, _) if blocks == 0 => return TransferEnd::Declined(Decline::Refused),
                 (BodyEnd::Whole, _) => return TransferEnd::Declined(Decline::Incomplete),
                 (BodyEnd::Broken { .. }, Some(rest)) if blocks > before && attempts_left > 0 => scope = rest,
@@ -257,13 +259,14 @@ impl<'a> CarTransfer<'a> {
         }
     }
 
-    /// The gateway sends blocks that nothing has named. That is a fault only if nothing of what was requested can have
-    /// named them: it may send more of a file than a range, and not all names may be known here.
+    /// The gateway sends blocks that nothing has named, in place of the rest or of all that was requested. That is a fault
+    /// only if nothing of what was requested can have named them: it may send more of a file than a range, after the root,
+    /// and not all names may be known here.
     fn unnamed(&self) -> TransferEnd {
         let state = self.active.state();
         if state.names_are_partial() {
             TransferEnd::NamesLost
-        } else if self.active.request().scope.entity_bytes.is_some() {
+        } else if state.blocks() > 0 && self.active.request().scope.entity_bytes.is_some() {
             TransferEnd::Declined(Decline::Refused)
         } else {
             TransferEnd::Fault("a CAR with blocks that nothing has named".to_owned())

@@ -623,6 +623,31 @@ async fn what_does_not_prove_misbehaviour_is_no_fault() {
 }
 
 #[tokio::test]
+async fn junk_in_place_of_what_was_requested_is_a_fault_of_the_gateway() {
+    let (source, root) = file(&noise(19, 400 * KIB));
+    let junk: Vec<Block> = (200..300).map(|seed| crate::dag::test_support::raw(noise(seed, 2 * KIB))).collect();
+    let entity_bytes = "300000:310000".parse().ok();
+    for scope in [ENTITY, ScopeOptions { entity_bytes, ..ENTITY }] {
+        // Little of it, so that the body ends, and more than the window has room for.
+        for count in [1, 4, junk.len()] {
+            let header = car::header(&[root]).to_vec();
+            let body = [header, junk[..count].iter().flat_map(section).collect()].concat();
+            let server = serve(&source, move |_, _| CarResponse::of(body.clone())).await;
+            let mut bench = Bench::new(&server, root, "", scope, 64 * KIB as u64);
+            let (end, received) = bench.run().await;
+            assert!(matches!(end, TransferEnd::Fault(_)) && received == 0, "{count} {scope:?}: {end:?}");
+        }
+    }
+    // The gateway's circuit breaker counts it, and the block is requested alone.
+    let body = [car::header(&[root]).to_vec(), junk.iter().flat_map(section).collect()].concat();
+    let server = serve(&source, move |_, _| CarResponse::of(body.clone())).await;
+    let node = Node::new(&[&server]);
+    let session = node.session(root);
+    assert!(session.get_ahead(&root, &ReadAhead::of_file(root, 300_000, 310_000)).await.is_ok());
+    assert_eq!(node.metrics.cars(CarOutcome::Fault), 1);
+}
+
+#[tokio::test]
 async fn responses_without_a_car_say_whether_another_may_be_asked_for() {
     let (source, root) = file(&noise(6, 100 * KIB));
     let car = "Content-Type: application/vnd.ipld.car";

@@ -532,6 +532,11 @@ impl Transfer {
         early.sum::<u64>().saturating_add(block_bytes).saturating_add(ANSWER_OVERHEAD_BYTES) > self.window_bytes
     }
 
+    /// Whether blocks have arrived that nothing has named so far.
+    pub fn has_unnamed(&self) -> bool {
+        self.unsolicited > 0 || !self.early.is_empty()
+    }
+
     /// Whether the server may know of blocks that nothing has named here.
     pub fn names_are_partial(&self) -> bool {
         self.names_are_partial

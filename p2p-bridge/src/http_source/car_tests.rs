@@ -575,6 +575,50 @@ async fn cars_that_wait_for_memory_hold_none() {
     }
 }
 
+/// Too little of the network's memory for a decoder.
+const WITHOUT_DECODER: usize = 32 << 20;
+
+/// A gateway that declares a large section and sends so many bytes of it, and no more.
+async fn trickling(bytes: usize) -> (TestServer, Cid) {
+    let large = crate::dag::test_support::raw(noise(20, 3 << 19));
+    let root = *large.cid();
+    let body = archive(&[large]);
+    let sent = car::header(&[root]).len() + 4 + bytes;
+    let server = TestServer::start(ServerMode::Honest, &[]).await;
+    server.answer_cars(move |_| {
+        let (announced, body) = (Some(body.len()), body[..sent].to_vec());
+        std::future::ready(CarResponse { announced, then: Then::Hang, ..CarResponse::of(body) }).boxed()
+    });
+    (server, root)
+}
+
+#[tokio::test]
+async fn a_section_that_does_not_arrive_takes_no_memory() {
+    let (server, root) = trickling(1_000).await;
+    let limits = (BUDGET_BYTES_MAX, Memory::new(WITHOUT_DECODER));
+    let mut bench = Bench::with_memory(&server, root, "", ScopeOptions::default(), limits);
+    let (active, memory) = (Arc::clone(&bench.active), bench.context.memory.clone());
+    let task = tokio::spawn(async move { bench.run().await.0 });
+    let deadline = Instant::now() + PATIENCE;
+    while memory.try_take(WITHOUT_DECODER).is_some() {
+        assert!(Instant::now() < deadline, "the section is awaited");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(memory.try_take(WITHOUT_DECODER - 2 * SECTION_BEGIN_BYTES).is_some());
+    active.cancel();
+    assert_eq!(task.await.expect("no panic"), TransferEnd::Cancelled);
+}
+
+#[tokio::test]
+async fn a_section_that_stops_keeps_its_memory_for_a_short_time() {
+    let (server, root) = trickling(100 * KIB).await;
+    let limits = (BUDGET_BYTES_MAX, Memory::with_short_timeouts(WITHOUT_DECODER));
+    let mut bench = Bench::with_memory(&server, root, "", ScopeOptions::default(), limits);
+    (bench.client.timeouts.stall, bench.client.timeouts.body) = (2 * PATIENCE, 2 * PATIENCE);
+    assert_eq!(bench.run().await.0, TransferEnd::Declined(Decline::Failed));
+    assert!(bench.context.memory.try_take(WITHOUT_DECODER).is_some());
+}
+
 /// The nodes below the root of a file.
 fn below(source: &TestSource, root: Cid) -> Vec<Cid> {
     content::dag::links(&source.blocks.peek(&root).expect("is stored")).expect("links")

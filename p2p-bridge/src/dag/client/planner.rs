@@ -431,8 +431,8 @@ impl Planner {
         self.transfers.get(&id).is_some_and(|running| running.has_brought)
     }
 
-    /// A transfer has not begun in time: nothing waits for it, and no other one is started from its gateway for the
-    /// session, until it has brought a block.
+    /// A transfer is late with a block, which is requested otherwise. If it has brought none so far, no further want waits
+    /// for it, and no other one is started from its gateway for the session, until it brings one or has ended.
     pub fn note_late(&mut self, id: TransferId) {
         if let Some(running) = self.transfers.get_mut(&id) {
             running.begins_late = true;

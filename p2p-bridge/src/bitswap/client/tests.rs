@@ -1096,6 +1096,39 @@ fn name_children(active: &ActiveTransfer, block: &Block) {
 }
 
 #[test]
+fn a_block_that_a_running_transfer_has_brought_is_requested_alone_if_it_is_wanted_again() {
+    for from_gateway in [false, true] {
+        let mut bench = Bench::new();
+        let (root, _) = directory(MIB);
+        let session = *root.cid().hash();
+        let _reader = Reader::of(&bench.readers, session);
+        let peer = if from_gateway { gateway(&mut bench) } else { bench.connect(true) };
+        bench.client.set_speaks_dag(peer, !from_gateway);
+        let want = |bench: &mut Bench| {
+            bench.client.want_ahead(session, *root.cid(), Some(Arc::new(ReadAhead::all(*root.cid()))), bench.now);
+            bench.drain();
+        };
+        want(&mut bench);
+        let transfer = Arc::clone(&bench.transfers[0]);
+        name_children(&transfer, &root);
+        bench.client.transfer_received(transfer.id, root.key().expect("a key"), 1_000, bench.now);
+        bench.drain();
+        bench.asked.clear();
+        // It was dropped to make room. A second transfer would bring all that follows again.
+        want(&mut bench);
+        assert_eq!(bench.transfers.len(), 1, "{from_gateway}");
+        let asked: Vec<_> = bench.asked.iter().map(|(asked, entry)| (*asked, entry.cid, entry.ask)).collect();
+        assert_eq!(asked, [(peer, *root.cid(), Ask::Block)], "{from_gateway}");
+        // One that has ended has nothing to do with it.
+        transfer.cancel();
+        bench.drain();
+        bench.client.received_block(peer, root.key().expect("a key"), 1_000, bench.now);
+        want(&mut bench);
+        assert_eq!(bench.transfers.len(), 2, "{from_gateway}");
+    }
+}
+
+#[test]
 fn a_block_that_is_not_known_to_be_close_is_not_waited_for_in_a_car() {
     for (first_bytes, is_close) in [(MIB, true), (1 << 40, false)] {
         let mut bench = Bench::new();

@@ -70,6 +70,9 @@ impl Client {
         }
         let want = self.wants.get(key).filter(|want| !want.is_untransferable)?;
         let (session, ahead) = want.ahead.as_ref()?;
+        if self.planner.has_passed(session, &peer, key, ahead) {
+            return None;
+        }
         let is_shared = self.is_shared(session, &peer);
         let active = self.planner.start(*session, peer, ahead, is_shared, now)?;
         let transfer = active.id;

@@ -205,6 +205,16 @@ impl Planner {
         best.max_by_key(|(prospect, ..)| *prospect).map(|(_, id, peer)| (id, peer))
     }
 
+    /// Whether a running transfer from a peer has brought a block that is wanted nevertheless, because it was not kept. It
+    /// is to be requested alone: another transfer would bring again all that follows, beside the running one. CARs of a file
+    /// are divided instead.
+    pub fn has_passed(&self, session: &SessionId, peer: &PeerId, key: &BlockKey, ahead: &ReadAhead) -> bool {
+        let is_divided = self.is_gateway(peer) && ahead.scope.entity_bytes.is_some();
+        let of_pair = |running: &&Running| running.active.session == *session && running.active.peer == *peer;
+        let mut running = self.transfers.values().filter(of_pair).filter(|running| !running.has_ended);
+        !is_divided && running.any(|running| running.active.state().has_passed(key))
+    }
+
     /// Starts a transfer from a peer for what a reader will request, unless it is not worth it or not possible. If several
     /// peers share the work (`is_shared`), it is for a part of a file that is [`STRIPE_BYTES`] long at most: the reader's
     /// next wants start others, from the peer that is the best by then. It takes the place of those from the peer that are

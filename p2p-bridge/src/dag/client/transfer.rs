@@ -584,6 +584,12 @@ impl Transfer {
         }
     }
 
+    /// Whether it has brought a block, and does not bring it again.
+    pub fn has_passed(&self, key: &BlockKey) -> bool {
+        let id = self.naming.id_of(key);
+        !self.has_ended && self.naming.known(id) == Known::Past && !self.delivering.contains(&id)
+    }
+
     /// About how many bytes come before a block that it brings, in depth-first order. `None` if that is not known, or
     /// more than a reader waits for.
     pub fn distance(&self, key: &BlockKey, ahead: Option<&ReadAhead>) -> Option<u64> {

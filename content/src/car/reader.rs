@@ -148,8 +148,8 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         length
     }
 
-    /// Reads until so many bytes of the next section have arrived, or all of it, for callers that take memory for a part of
-    /// it first.
+    /// Reads until so many bytes of the next section have arrived, or all of it, for callers that take memory for a
+    /// part of it first.
     ///
     /// # Errors
     /// [`CarError`].

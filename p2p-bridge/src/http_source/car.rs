@@ -17,9 +17,9 @@
 //! reader's next request begins another one where it goes on. A block that is late is requested alone
 //! ([`crate::bitswap::client`]).
 //!
-//! *Memory.* A section takes twice its size while it is read, once it has begun to arrive: 64 KiB of it are awaited with
-//! memory for these alone. Then each doubling has to arrive within [`Memory::step_timeout`], so that a gateway that sends a
-//! byte now and then does not keep the memory of a section that it has only declared.
+//! *Memory.* A section takes twice its size while it is read, once it has begun to arrive: 64 KiB of it are awaited
+//! with memory for these alone. Then each doubling has to arrive within [`Memory::step_timeout`], so that a gateway
+//! that sends a byte now and then does not keep the memory of a section that it has only declared.
 //!
 //! *Truncation.* That a body ends says nothing: the verified blocks say what must follow. If it breaks off and a part of
 //! a file is missing, the rest is requested with `entity-bytes`, at most [`RESUMPTIONS_MAX`] times, and only if the last
@@ -256,11 +256,11 @@ impl<'a> CarTransfer<'a> {
         }
     }
 
-    /// Reads a section of so many bytes into the buffer, and returns twice its memory: it is copied out of the buffer. An
-    /// error says why it cannot be read; `None`: it is too slow.
+    /// Reads a section of so many bytes into the buffer, and returns twice its memory: it is copied out of the buffer.
+    /// An error says why it cannot be read; `None`: it is too slow.
     ///
-    /// The memory is taken in two steps, the second of which is almost all of it: transfers that wait for memory hold next
-    /// to nothing that others wait for.
+    /// The memory is taken in two steps, the second of which is almost all of it: transfers that wait for memory hold
+    /// next to nothing that others wait for.
     async fn buffer(
         &self,
         car: &mut CarReader<BodyReader>,
@@ -300,9 +300,9 @@ impl<'a> CarTransfer<'a> {
         }
     }
 
-    /// The gateway sends blocks that nothing has named, in place of the rest or of all that was requested. That is a fault
-    /// only if nothing of what was requested can have named them: it may send more of a file than a range, after the root,
-    /// and not all names may be known here.
+    /// The gateway sends blocks that nothing has named, in place of the rest or of all that was requested. That is a
+    /// fault only if nothing of what was requested can have named them: it may send more of a file than a range, after
+    /// the root, and not all names may be known here.
     fn unnamed(&self) -> TransferEnd {
         let state = self.active.state();
         if state.names_are_partial() {

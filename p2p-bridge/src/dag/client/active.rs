@@ -174,8 +174,8 @@ pub enum Decline {
 struct Buffered {
     /// Blocks without children, in the order in which readers take them. Some may have been taken.
     leaves: BTreeMap<Place, BlockKey>,
-    /// Other blocks, which are sent long before a reader needs them, by where what is below them ends. Those that a reader
-    /// has requested alone before are not taken.
+    /// Other blocks, which are sent long before a reader needs them, by where what is below them ends. Those that a
+    /// reader has requested alone before are not taken.
     inner: BTreeMap<Place, BlockKey>,
     /// The bytes of all blocks that were received.
     received_bytes: u64,
@@ -227,8 +227,8 @@ impl Buffered {
 /// Where a block is in the order of the readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Where it begins in its file, or where that part of the file ends if it has others below it; or else the bytes that
-    /// were received up to it, which is about the same order.
+    /// Where it begins in its file, or where that part of the file ends if it has others below it; or else the bytes
+    /// that were received up to it, which is about the same order.
     at: u64,
     /// How far readers may have passed it before it is dropped, in bytes.
     lag: u64,
@@ -447,8 +447,8 @@ impl ActiveTransfer {
         }
     }
 
-    /// The place of a block without children that was received, of so many bytes, which begins at `offset` of its file if
-    /// it is a part of one.
+    /// The place of a block without children that was received, of so many bytes, which begins at `offset` of its file
+    /// if it is a part of one.
     ///
     /// Blocks arrive over several streams, so that one that is late in its file may be received long before those that
     /// precede it: as much as the window. If there is no offset, that has to be waited for.
@@ -462,8 +462,8 @@ impl ActiveTransfer {
     }
 
     /// The same for a block with others below it, where a part of the file ends if it is one. It is sent before leaves
-    /// that precede it, up to a window of the server. A reader that has passed what is below it has had it, or has requested
-    /// it alone.
+    /// that precede it, up to a window of the server. A reader that has passed what is below it has had it, or has
+    /// requested it alone.
     fn place_of_node(&self, bytes: u64, end: Option<u64>) -> Place {
         let Place { at, lag, number } = self.place(bytes, end);
         let ahead = if end.is_some() { 0 } else { SERVER_WINDOW_BYTES };

@@ -1,9 +1,9 @@
 //! [`Outbound`]: the part of a connection's handler that opens streams for transfers.
 //!
 //! The streams are read by tasks of their own, which end with the connection. Each transfer has a first stream. Further
-//! ones are opened in turns, one for each transfer that needs more, as long as the connection has few of them; the others
-//! wait until streams end. So small transfers leave some to a large one that begins later, above all while the sizes of
-//! their answers are guesses.
+//! ones are opened in turns, one for each transfer that needs more, as long as the connection has few of them; the
+//! others wait until streams end. So small transfers leave some to a large one that begins later, above all while the
+//! sizes of their answers are guesses.
 
 use super::active::{ActiveTransfer, Context as DagContext, LostWhenDropped, TransferEvent};
 use crate::framing::Budgets;

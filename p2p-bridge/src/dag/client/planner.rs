@@ -205,9 +205,9 @@ impl Planner {
         best.max_by_key(|(prospect, ..)| *prospect).map(|(_, id, peer)| (id, peer))
     }
 
-    /// Whether a running transfer from a peer has brought a block that is wanted nevertheless, because it was not kept. It
-    /// is to be requested alone: another transfer would bring again all that follows, beside the running one. CARs of a file
-    /// are divided instead.
+    /// Whether a running transfer from a peer has brought a block that is wanted nevertheless, because it was not kept.
+    /// It is to be requested alone: another transfer would bring again all that follows, beside the running one. CARs
+    /// of a file are divided instead.
     pub fn has_passed(&self, session: &SessionId, peer: &PeerId, key: &BlockKey, ahead: &ReadAhead) -> bool {
         let is_divided = self.is_gateway(peer) && ahead.scope.entity_bytes.is_some();
         let of_pair = |running: &&Running| running.active.session == *session && running.active.peer == *peer;
@@ -317,8 +317,8 @@ impl Planner {
         ScopeOptions { entity_bytes: part.or(scope.entity_bytes), ..scope }
     }
 
-    /// A CAR has begun to bring its part of a file. Those that include it end where it begins; if one has got there in the
-    /// meantime, the CAR ends where that one is.
+    /// A CAR has begun to bring its part of a file. Those that include it end where it begins; if one has got there in
+    /// the meantime, the CAR ends where that one is.
     fn divide_cars(&self, begun: &ActiveTransfer) {
         let request = begun.request();
         let from = request.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
@@ -441,8 +441,8 @@ impl Planner {
         self.transfers.get(&id).is_some_and(|running| running.has_brought)
     }
 
-    /// A transfer is late with a block, which is requested otherwise. If it has brought none so far, no further want waits
-    /// for it, and no other one is started from its gateway for the session, until it brings one or has ended.
+    /// A transfer is late with a block, which is requested otherwise. If it has brought none so far, no further want
+    /// waits for it, and no other one is started from its gateway for the session, until it brings one or has ended.
     pub fn note_late(&mut self, id: TransferId) {
         if let Some(running) = self.transfers.get_mut(&id) {
             running.begins_late = true;

@@ -39,7 +39,7 @@ impl ReadAhead {
         let bound = |offset: u64| i64::try_from(offset).unwrap_or(i64::MAX);
         // Only an empty range is reversed.
         let entity_bytes = EntityBytes::new(bound(from), Some(bound(end.saturating_sub(1)))).ok();
-        Self::below(root, ScopeOptions { scope: DagScope::Entity, entity_bytes, duplicates: false })
+        Self::below(root, ScopeOptions { scope: DagScope::File, entity_bytes, duplicates: false })
     }
 
     /// The shards of a directory.

@@ -273,6 +273,7 @@ pub fn archives(data: &[u8]) {
         (DagScope::Block, None, false),
         (DagScope::Entity, None, false),
         (DagScope::Entity, entity_bytes, false),
+        (DagScope::File, entity_bytes, false),
         (DagScope::All, None, false),
         (DagScope::All, None, true),
     ] {

@@ -121,7 +121,8 @@ impl Memory {
         self.bytes_max
     }
 
-    fn step_timeout(&self) -> Duration {
+    /// How long a peer may take to send as much as it has sent of a message: less while memory is short.
+    pub fn step_timeout(&self) -> Duration {
         let short = self.bytes.available_permits() < self.bytes_max / 4;
         if short { self.timeouts.step_under_pressure } else { self.timeouts.step }
     }

@@ -148,6 +148,24 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         length
     }
 
+    /// Reads until so many bytes of the next section have arrived, or all of it, for callers that take memory for a
+    /// part of it first.
+    ///
+    /// # Errors
+    /// [`CarError`].
+    pub async fn buffer_section(&mut self, bytes: usize) -> Result<(), CarError> {
+        if self.done {
+            return Ok(());
+        }
+        let buffered = match self.read_section_length().await {
+            Ok(Some(length)) => self.fill(length.min(bytes), "a section").await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        self.done |= buffered.is_err();
+        buffered
+    }
+
     /// The next section, not verified, for callers that verify several at a time.
     pub async fn next_section(&mut self) -> Option<Result<Section, CarError>> {
         if self.done {

@@ -46,6 +46,8 @@ pub(super) enum RoleKind {
     All,
     /// The blocks of the file or the directory.
     Entity(Option<EntityBytes>),
+    /// The blocks of the file.
+    File(Option<EntityBytes>),
     /// The child shards of a HAMT directory. The shards above use so many bits of the hash.
     Shard { bits_above: u32 },
     /// A range of a file: all of it, or the overlap with `wanted`.
@@ -96,7 +98,8 @@ pub fn expand(block: &Block, role: &Role) -> Result<Option<ChildIter>, NodeError
     match &role.0 {
         RoleKind::BlockOnly => Ok(None),
         RoleKind::All => children_of_dag(block),
-        RoleKind::Entity(bytes) => children_of_entity(block, *bytes),
+        RoleKind::Entity(bytes) => children_of_entity(block, *bytes, true),
+        RoleKind::File(bytes) => children_of_entity(block, *bytes, false),
         RoleKind::Shard { bits_above } => {
             let (shard, bits) = decode_child_shard(block, *bits_above)?;
             Ok(ChildIter::new(block, Children::Shards { shard, bits }))
@@ -132,7 +135,7 @@ impl Child {
             RoleKind::Part { range, wanted } => {
                 wanted.as_ref().is_none_or(|wanted| wanted.start <= range.start && range.end <= wanted.end)
             }
-            RoleKind::BlockOnly | RoleKind::Entity(_) | RoleKind::Path(_) => false,
+            RoleKind::BlockOnly | RoleKind::Entity(_) | RoleKind::File(_) | RoleKind::Path(_) => false,
         }
     }
 
@@ -158,6 +161,7 @@ impl Role {
         Self(match options.scope {
             DagScope::Block => RoleKind::BlockOnly,
             DagScope::Entity => RoleKind::Entity(options.entity_bytes),
+            DagScope::File => RoleKind::File(options.entity_bytes),
             DagScope::All => RoleKind::All,
         })
     }
@@ -180,7 +184,7 @@ impl Role {
 
     /// Whether the block is the root of the file or the directory that is requested.
     pub fn is_entity(&self) -> bool {
-        matches!(self.0, RoleKind::Entity(_))
+        matches!(self.0, RoleKind::Entity(_) | RoleKind::File(_))
     }
 
     /// The role of a block from which the names from `next` on are left.
@@ -244,7 +248,11 @@ fn children_of_dag(block: &Block) -> Result<Option<ChildIter>, NodeError> {
     Ok(ChildIter::new(block, children))
 }
 
-fn children_of_entity(block: &Block, bytes: Option<EntityBytes>) -> Result<Option<ChildIter>, NodeError> {
+fn children_of_entity(
+    block: &Block,
+    bytes: Option<EntityBytes>,
+    lists_directories: bool,
+) -> Result<Option<ChildIter>, NodeError> {
     match Node::decode(block) {
         Ok(Node::File(file)) => {
             let wanted = match bytes.map(|bytes| bytes.resolve(file.size())) {
@@ -254,11 +262,12 @@ fn children_of_entity(block: &Block, bytes: Option<EntityBytes>) -> Result<Optio
             };
             Ok(children_of_file(block, file, 0, wanted))
         }
-        Ok(Node::HamtShard(shard)) => {
+        Ok(Node::HamtShard(shard)) if lists_directories => {
             let bits = shard.slot_bits();
             Ok(ChildIter::new(block, Children::Shards { shard, bits }))
         }
-        Ok(Node::Directory(_) | Node::Symlink { .. } | Node::Plain(_)) | Err(NodeError::Unsupported { .. }) => Ok(None),
+        Ok(Node::Directory(_) | Node::HamtShard(_) | Node::Symlink { .. } | Node::Plain(_))
+        | Err(NodeError::Unsupported { .. }) => Ok(None),
         // A dag-pb node without UnixFS data is a single block.
         Err(_) if PbNode::decode(block.data().clone()).is_ok() => Ok(None),
         Err(error) => Err(error),

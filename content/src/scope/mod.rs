@@ -10,7 +10,8 @@
 //! with the children that were not requested yet. The traversal takes blocks from the front of the queue. The
 //! prefetcher requests the next child of the first `ChildIter` while the window has room. When a block arrives,
 //! wherever it is in the queue, its children are inserted after it. Whether a block is a duplicate is decided at the
-//! front of the queue, because only then all blocks before it are known.
+//! front of the queue, because only then all blocks before it are known. A node that more than a window precedes is
+//! requested alone ([`ReadAhead::block`]): what is below it is read much later.
 //!
 //! The window is counted in bytes: of blocks that arrived, and of those in flight at the size that their links declare
 //! (which is not trustworthy, so up to a few dozen blocks may be larger). It starts at 1 MiB and doubles, up to
@@ -228,7 +229,7 @@ impl ScopeTraversal {
             fetch_next: 0,
             seen: Seen::new(limits.seen_max),
             repeated_bytes: 0,
-            entity: (options.scope == DagScope::Entity).then(|| ReadAhead::below(*terminal.cid(), options)),
+            entity: options.scope.is_entity().then(|| ReadAhead::below(*terminal.cid(), options)),
             used_bytes: 0,
             window_bytes: WINDOW_BYTES_START.min(limits.look_ahead_bytes_max),
             child_iter_bytes: 0,
@@ -303,22 +304,38 @@ impl ScopeTraversal {
         }
         let state = match peek_or_inline(&*self.source, &child.cid) {
             Some(block) => State::arrived(block),
-            None => self.fetch(&child),
+            None => self.fetch(index, &child),
         };
         self.insert(index, depth, Item::Block(Box::new(child), state));
         self.expand(index);
     }
 
-    fn fetch(&mut self, child: &Child) -> State {
+    /// Requests a child that is to be inserted at `index`.
+    fn fetch(&mut self, index: usize, child: &Child) -> State {
+        let is_far = self.bytes_before(index) > self.window_bytes as u64;
         let (number, cost_bytes) = (self.fetch_next, child.expected_bytes());
         self.fetch_next += 1;
         self.used_bytes += cost_bytes;
         let fetch = match ahead_of(child, self.entity.as_ref()) {
+            // What precedes it is requested next, so that a source must not begin with what is below it.
+            Some(_) if is_far => self.source.get_ahead(&child.cid, &ReadAhead::block(child.cid)),
             Some(ahead) => self.source.get_ahead(&child.cid, &ahead),
             None => self.source.get(&child.cid),
         };
         self.fetches.push(fetch.map(move |result| CompletedFetch { number, cost_bytes, result }).boxed());
         State::Fetching(number)
+    }
+
+    /// About how many bytes are emitted before the block at `index`, by what links declare: those of blocks that have
+    /// arrived, and of what is below others.
+    fn bytes_before(&self, index: usize) -> u64 {
+        self.work.charge(index as u64 / ENTRIES_PER_STEP);
+        let bytes = self.queue.range(..index.min(self.queue.len())).map(|entry| match &entry.item {
+            Item::Block(child, State::Fetching(_)) => child.declared_bytes.unwrap_or(child.expected_bytes() as u64),
+            Item::Block(_, State::Arrived { block, .. }) => block.data().len() as u64,
+            Item::Block(_, State::Failed(_)) | Item::ChildIter(_) | Item::Error(_) => 0,
+        });
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Records a completed fetch in its queue entry, if that still exists.
@@ -479,7 +496,7 @@ fn ahead_of(child: &Child, entity: Option<&ReadAhead>) -> Option<ReadAhead> {
             let end = wanted.as_ref().map_or(u64::MAX, |wanted| wanted.end);
             entity.map(|entity| ReadAhead::of_file(entity.root, range.start, end))
         }
-        RoleKind::Entity(_) | RoleKind::Shard { .. } => entity.cloned(),
+        RoleKind::Entity(_) | RoleKind::File(_) | RoleKind::Shard { .. } => entity.cloned(),
         RoleKind::BlockOnly | RoleKind::Path(_) => None,
     }
 }

@@ -152,6 +152,77 @@ fn a_reader_tells_the_rest_of_its_range() {
 }
 
 #[test]
+fn an_archive_requests_nodes_alone_that_are_more_than_its_window_ahead() {
+    let recorder = Recorder::default();
+    let sink = &mut |block: Block| -> Result<(), SinkError> {
+        recorder.blocks.insert(&block);
+        Ok(())
+    };
+    // Nodes of forty leaves, which are larger than the window.
+    let profile = Profile { chunking: "size-65536".parse().expect("a chunking"), ..Profile::default().with_cid_v1() };
+    let importer = Importer::new(Profile { raw_leaves: true, file_links_max: 40, ..profile }).expect("a profile");
+    let mut file = importer.file(Attributes::default());
+    file.write(&content(3, 200 * 65_536), sink).expect("writes");
+    let file = file.finish(sink).expect("finishes");
+    let recorder = Arc::new(recorder);
+    let terminal = recorder.blocks.peek(&file.cid).expect("is stored");
+    let nodes = content::dag::links(&terminal).expect("links");
+    for options in [entity(None), ScopeOptions::default()] {
+        let source = Arc::new(Later(Arc::clone(&recorder)));
+        let limits = ScopeLimits { look_ahead_bytes_max: 1 << 20, ..ScopeLimits::default() };
+        let blocks = scope::blocks(source, Vec::new(), terminal.clone(), options, limits);
+        assert_eq!(block_on(blocks.try_fold(0, async |count, _| Ok(count + 1))), Ok(1 + 5 + 200));
+        let said = recorder.take();
+        let of_node = |cid: &Cid| said.iter().find(|(said, _)| said == cid).expect("was requested").1.clone();
+        let bytes = 40 * 65_536;
+        for (n, node) in (0_u64..).zip(&nodes) {
+            let ahead = match options.scope {
+                DagScope::All => ReadAhead::all(*node),
+                _ => ReadAhead::of_file(file.cid, n * bytes, u64::MAX),
+            };
+            // All of them are requested at once, before their leaves are known.
+            let expected = if n * bytes > 1 << 20 { ReadAhead::block(*node) } else { ahead };
+            assert_eq!(of_node(node), Some(expected), "{n} {options:?}");
+        }
+        let leaves = said.iter().filter(|(cid, _)| cid.codec() == content::codec::RAW);
+        let alone =
+            leaves.filter(|(_, ahead)| ahead.as_ref().is_some_and(|ahead| ahead.scope.scope == DagScope::Block));
+        assert_eq!(alone.count(), 0, "leaves are close");
+    }
+}
+
+/// The same source, whose blocks arrive later than they are requested.
+struct Later(Arc<Recorder>);
+
+impl BlockSource for Later {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        later(self.0.get(cid))
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        later(self.0.get_ahead(cid, ahead))
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.0.has(cid)
+    }
+}
+
+fn later(found: BoxFuture<'static, Result<Block, SourceError>>) -> BoxFuture<'static, Result<Block, SourceError>> {
+    let mut polls = 0;
+    let wait = futures::future::poll_fn(move |cx| {
+        polls += 1;
+        cx.waker().wake_by_ref();
+        if polls > 3 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    });
+    async move {
+        wait.await;
+        found.await
+    }
+    .boxed()
+}
+
+#[test]
 fn an_archive_tells_the_rest_of_the_file_or_what_is_below_a_block() {
     let (recorder, root, file) = site();
     let recorder = Arc::new(recorder);

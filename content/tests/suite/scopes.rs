@@ -128,6 +128,9 @@ fn scopes_of_the_conformance_suite_have_the_expected_blocks() {
         (mixed, "subdir/ascii.txt", entity, 3),
         (mixed, "subdir/multiblock.txt", block, 3),
         (mixed, "subdir/multiblock.txt", entity, 8),
+        (mixed, "subdir/multiblock.txt", DagScope::File, 8),
+        (two, "subdir", DagScope::File, 2),
+        (cbor, "document", DagScope::File, 2),
         (mixed, "subdir/multiblock.txt", all, 8),
         (cbor, "document", entity, 2),
         (cbor, "document", block, 2),
@@ -232,6 +235,8 @@ fn a_sharded_directory_has_all_its_shards_and_no_files() {
         let remote = Arc::new(RemoteSource::new(blocks.clone(), 3, 9));
         let (shards, error) = emit(remote, &[], &terminal, entity("0:5"), LIMITS);
         assert_eq!((shards, error), (all, None), "{fanout}");
+        let (alone, error) = emit(blocks, &[], &terminal, options(DagScope::File, false), LIMITS);
+        assert_eq!((cids(&alone), error), (vec![root], None), "{fanout}: it is no file");
     }
     let (root, blocks) = fixture_car("conformance/single-layer-hamt-with-multi-block-files.car");
     let terminal = blocks.peek(&root).expect("there");

@@ -132,7 +132,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let source: Arc<dyn BlockSource> = match scope {
         DagScope::All => Arc::new(whole(cx, &resolved).await?),
-        DagScope::Block | DagScope::Entity => cx.source.paced(),
+        DagScope::Block | DagScope::Entity | DagScope::File => cx.source.paced(),
     };
     let Resolved { block, passed, .. } = resolved;
     let header = car::header(&[*block.cid()]);

@@ -129,9 +129,12 @@ impl<'a> Context<'a> {
 pub fn purpose(ask: &Ask<'_>) -> Purpose {
     let of_scope = |scope, entity_bytes| ScopeOptions { scope, entity_bytes, duplicates: false };
     let scope = match ask.wanted.format {
-        Format::Native | Format::Json | Format::Cbor if !ask.head_only => {
-            of_scope(DagScope::Entity, range::single(ask.headers.get(RANGE)))
+        // A directory is answered with a redirect, or its `index.html` is looked up first. Its listing requests the
+        // shards itself.
+        Format::Native | Format::Cbor if !ask.head_only => {
+            of_scope(DagScope::File, range::single(ask.headers.get(RANGE)))
         }
+        Format::Json if !ask.head_only => of_scope(DagScope::Entity, range::single(ask.headers.get(RANGE))),
         Format::Car if !ask.head_only => {
             CarOptions::of(ask).map_or_else(|_| of_scope(DagScope::Block, None), |options| options.scope_options())
         }

@@ -3,6 +3,7 @@
 use crate::dag::{directory, directory_of_bytes, raw, sharded};
 use crate::site::{PATIENCE, Setup, Site, header};
 use crate::upstream::FakeNetwork;
+use content::scope::DagScope;
 use content::{Block, Cid};
 use futures::StreamExt as _;
 use serde_json::Value;
@@ -320,4 +321,24 @@ async fn an_empty_directory_has_a_page() {
     let site = site_of(std::slice::from_ref(&empty), 10).await;
     let html = site.get(&format!("/ipfs/{}/", empty.cid())).await.text().await.expect("text");
     assert!(html.contains("This folder is empty."), "{html}");
+}
+
+#[tokio::test]
+async fn the_shards_of_a_directory_are_announced_only_if_it_is_listed() {
+    let entry = raw("an entry");
+    let shards = sharded(&names(3_000), &entry);
+    let many = shards.last().expect("a root");
+    let root = directory(&[("many", many)]);
+    let network = FakeNetwork::new(shards.iter().chain([&root, &entry]), []);
+    let site = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) }.start().await;
+    let path = format!("/ipfs/{}/many", root.cid());
+    assert_eq!(site.get(&path).await.status(), 301);
+    let said: Vec<DagScope> = network.take_hints().iter().map(|ahead| ahead.scope.scope).collect();
+    assert_eq!((said, network.asked()), (vec![DagScope::File; 2], 2), "the directory is no file");
+    let listing = site.get(&format!("{path}/?format=json")).await;
+    assert_eq!(listing.status(), 200);
+    assert!(listing.text().await.is_ok());
+    let said = network.take_hints();
+    assert!(said.len() > 10, "{said:?}");
+    assert!(said.iter().all(|ahead| ahead.root == *many.cid() && ahead.scope.scope == DagScope::Entity));
 }

@@ -1,6 +1,6 @@
 //! A network that has blocks, counts requests, and holds requests back.
 
-use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError};
+use content::{Block, BlockSource, Cid, MemoryBlocks, ReadAhead, SourceError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use std::collections::{HashSet, VecDeque};
@@ -17,6 +17,8 @@ pub struct FakeNetwork {
     /// The errors with which the next released requests fail.
     failures: Mutex<VecDeque<SourceError>>,
     asked: AtomicU64,
+    /// What was said to be requested next.
+    hints: Mutex<Vec<ReadAhead>>,
     waiting: Arc<AtomicU64>,
 }
 
@@ -32,6 +34,7 @@ impl FakeNetwork {
             gate: Arc::new(Semaphore::new(0)),
             failures: Mutex::default(),
             asked: AtomicU64::default(),
+            hints: Mutex::default(),
             waiting: Arc::default(),
         })
     }
@@ -44,6 +47,11 @@ impl FakeNetwork {
     /// The number of requested blocks so far.
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::SeqCst)
+    }
+
+    /// What was said to be requested next since the last call.
+    pub fn take_hints(&self) -> Vec<ReadAhead> {
+        std::mem::take(&mut self.hints.lock().expect("is sound"))
     }
 
     /// The number of requests that are held back.
@@ -82,6 +90,11 @@ impl BlockSource for FakeNetwork {
             }
         }
         .boxed()
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.hints.lock().expect("is sound").push(ahead.clone());
+        self.get(cid)
     }
 
     fn has(&self, _cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

@@ -8,7 +8,7 @@
 //! message Request { uint64 transfer = 1; bytes root = 2; repeated string path = 3; Scope scope = 4;
 //!                   optional sint64 from = 5; optional sint64 to = 6; repeated bytes held = 7; uint64 budget = 8;
 //!                   bool packed = 9; bool fragments = 10; }
-//! enum Scope      { BLOCK = 0; ENTITY = 1; ALL = 2; }
+//! enum Scope      { BLOCK = 0; ENTITY = 1; ALL = 2; FILE = 3; }
 //! message Join    { uint64 transfer = 1; }
 //! message Control { oneof control { Credit credit = 1; Skip skip = 2; } }
 //! message Credit  { uint64 bytes = 1; }
@@ -562,6 +562,7 @@ fn scope_number(scope: DagScope) -> u32 {
         DagScope::Block => 0,
         DagScope::Entity => 1,
         DagScope::All => 2,
+        DagScope::File => 3,
     }
 }
 
@@ -570,6 +571,7 @@ fn scope_of(number: u64) -> Decoded<DagScope> {
         0 => Ok(DagScope::Block),
         1 => Ok(DagScope::Entity),
         2 => Ok(DagScope::All),
+        3 => Ok(DagScope::File),
         _ => Err(DagMessageError::Scope),
     }
 }

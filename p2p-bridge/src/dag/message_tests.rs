@@ -80,7 +80,7 @@ fn every_message_round_trips() {
 
 #[test]
 fn every_range_and_scope_round_trips() {
-    for scope in [DagScope::Block, DagScope::Entity, DagScope::All] {
+    for scope in [DagScope::Block, DagScope::Entity, DagScope::File, DagScope::All] {
         for range in [None, Some((0, None)), Some((-1, None)), Some((5, Some(-1))), Some((i64::MIN, Some(i64::MIN)))] {
             let entity_bytes = range.map(|(from, to)| EntityBytes::new(from, to).expect("a range"));
             let scope = ScopeOptions { scope, entity_bytes, duplicates: false };
@@ -144,7 +144,7 @@ fn malformed_requests_are_errors() {
         ("a long path", [&root[..], &name(&[b'a'; PATH_BYTES_MAX + 1])].concat(), DagMessageError::Path),
         ("many held subtrees", [&root[..], &held].concat(), DagMessageError::TooMany),
         ("a held subtree without a CID", [&root[..], &field(7, b"")].concat(), DagMessageError::Cid),
-        ("an unknown scope", [&root[..], &varint_field(4, 3)].concat(), DagMessageError::Scope),
+        ("an unknown scope", [&root[..], &varint_field(4, 4)].concat(), DagMessageError::Scope),
         ("an end without a start", [&root[..], &varint_field(6, 8)].concat(), DagMessageError::Scope),
         ("a reversed range", [&root[..], &varint_field(5, 10), &varint_field(6, 8)].concat(), DagMessageError::Scope),
         (

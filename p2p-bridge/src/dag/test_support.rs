@@ -189,7 +189,9 @@ pub fn scopes() -> Vec<ScopeOptions> {
     let ranges = ranges.map(|range| Some(range.parse::<EntityBytes>().expect(range)));
     let of = |scope, entity_bytes| ScopeOptions { scope, entity_bytes, duplicates: false };
     let entities = ranges.into_iter().chain([None]).map(|range| of(DagScope::Entity, range));
-    [DagScope::Block, DagScope::All].map(|scope| of(scope, None)).into_iter().chain(entities).collect()
+    let others = [DagScope::Block, DagScope::File, DagScope::All].map(|scope| of(scope, None));
+    let part = "5000:90000".parse::<EntityBytes>().ok();
+    others.into_iter().chain(entities).chain([of(DagScope::File, part)]).collect()
 }
 
 /// The blocks of a request as in an archive.

@@ -18,7 +18,7 @@
 
 use crate::dialable::{Host, Shape, TransportKind, is_free_port};
 use crate::scope::is_public;
-use content::scope::{DagScope, ScopeOptions};
+use content::scope::ScopeOptions;
 use content::{Cid, hashes};
 use libp2p::{Multiaddr, PeerId};
 use reqwest::Url;
@@ -137,7 +137,7 @@ impl Base {
     /// URL cannot have the names of the path, or would be too long.
     pub fn car_url(&self, root: &Cid, path: &[String], scope: &ScopeOptions) -> Option<Url> {
         let mut query = format!("format=car&dag-scope={}", scope.scope.name());
-        if let (DagScope::Entity, Some(bytes)) = (scope.scope, scope.entity_bytes) {
+        if let Some(bytes) = scope.entity_bytes.filter(|_| scope.scope.is_entity()) {
             query.push_str(&format!("&entity-bytes={bytes}"));
         }
         let mut url = self.content_url(root, &query);

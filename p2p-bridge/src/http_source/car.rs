@@ -17,6 +17,10 @@
 //! reader's next request begins another one where it goes on. A block that is late is requested alone
 //! ([`crate::bitswap::client`]).
 //!
+//! *Memory.* A section takes twice its size while it is read, once it has begun to arrive: 64 KiB of it are awaited
+//! with memory for these alone. Then each doubling has to arrive within [`Memory::step_timeout`], so that a gateway
+//! that sends a byte now and then does not keep the memory of a section that it has only declared.
+//!
 //! *Truncation.* That a body ends says nothing: the verified blocks say what must follow. If it breaks off and a part of
 //! a file is missing, the rest is requested with `entity-bytes`, at most [`RESUMPTIONS_MAX`] times, and only if the last
 //! response has brought something. A body that HTTP says is whole is what the gateway has.
@@ -30,6 +34,7 @@
 //! | another 5xx, no connection, a timeout | failure |
 //! | others: redirects, other 4xx, a CAR without the root | the DAG is not asked for as a CAR again for a minute |
 //! | 200 with much that is outside of the range | the same |
+//! | 200 with blocks that nothing has named, and no others | failure |
 
 use super::address::Base;
 use super::client::{DECODERS_MAX, GatewayClient, content_coding};
@@ -50,7 +55,7 @@ use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
 use reqwest::{Response, StatusCode, Version};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, SemaphorePermit};
 use tokio::time::timeout;
 use tokio_util::io::StreamReader;
@@ -73,6 +78,8 @@ const DECODERS_MEMORY_PART: usize = 8;
 /// Fewer bytes of a body are no progress: a gateway that sends a byte now and then counts as stalled, and its wants are
 /// requested from others as well.
 const PROGRESS_BYTES_MIN: usize = 16 * 1024;
+/// How much of a section has to arrive before it gets its memory, in bytes.
+const SECTION_BEGIN_BYTES: usize = 64 * 1024;
 /// How much of a body is decoded at a time, in bytes.
 const DECODED_BYTES: usize = 64 * 1024;
 
@@ -128,6 +135,7 @@ impl<'a> CarTransfer<'a> {
             };
             match (&end, rest) {
                 // The gateway has sent what it has.
+                (BodyEnd::Whole, _) if blocks == 0 && self.active.state().has_unnamed() => return self.unnamed(),
                 (BodyEnd::Whole, _) if blocks == 0 => return TransferEnd::Declined(Decline::Refused),
                 (BodyEnd::Whole, _) => return TransferEnd::Declined(Decline::Incomplete),
                 (BodyEnd::Broken { .. }, Some(rest)) if blocks > before && attempts_left > 0 => scope = rest,
@@ -231,39 +239,75 @@ impl<'a> CarTransfer<'a> {
                 Ok(Some(Ok(_))) if self.active.state().missing() == 0 => return Ok(BodyEnd::Whole),
                 Ok(Some(Ok(bytes))) => bytes,
             };
-            // It is read into a buffer, and copied out of it. Both are taken at once: transfers that wait hold nothing
-            // that others wait for.
-            let mut memory = self.room_for(section_bytes).await?;
-            let buffer = memory.split(section_bytes);
-            let section = match timeout(within, car.next_section()).await {
-                Err(_) => return Ok(BodyEnd::Broken { stalled: true }),
-                Ok(None) => return Ok(BodyEnd::Whole),
-                Ok(Some(Err(error))) => return broken(error),
-                Ok(Some(Ok(section))) => section,
+            self.room_for(section_bytes).await?;
+            let mut memory = match self.buffer(&mut car, section_bytes).await? {
+                Ok(memory) => memory,
+                Err(Some(error)) => return broken(error),
+                Err(None) => return Ok(BodyEnd::Broken { stalled: true }),
             };
-            drop(buffer);
+            let section = match car.next_section().await {
+                None => return Ok(BodyEnd::Whole),
+                Some(Err(error)) => return broken(error),
+                Some(Ok(section)) => section,
+            };
+            drop(memory.split(section_bytes));
             let (cid, data) = section.into_parts();
             self.take(cid, data, memory).await?;
         }
     }
 
-    /// Waits until the window has room for a block, and takes twice its memory.
-    async fn room_for(&self, bytes: usize) -> Result<OwnedSemaphorePermit, TransferEnd> {
+    /// Reads a section of so many bytes into the buffer, and returns twice its memory: it is copied out of the buffer.
+    /// An error says why it cannot be read; `None`: it is too slow.
+    ///
+    /// The memory is taken in two steps, the second of which is almost all of it: transfers that wait for memory hold
+    /// next to nothing that others wait for.
+    async fn buffer(
+        &self,
+        car: &mut CarReader<BodyReader>,
+        bytes: usize,
+    ) -> Result<Result<OwnedSemaphorePermit, Option<CarError>>, TransferEnd> {
+        let begin = bytes.min(SECTION_BEGIN_BYTES);
+        let mut memory = self.take_memory(2 * begin).await?;
+        let (mut end, mut left) = (begin, self.client.timeouts.body);
+        let mut within = left;
+        loop {
+            let since = Instant::now();
+            match timeout(within, car.buffer_section(end)).await {
+                Err(_) => return Ok(Err(None)),
+                Ok(Err(error)) => return Ok(Err(Some(error))),
+                Ok(Ok(())) if end == bytes => return Ok(Ok(memory)),
+                Ok(Ok(())) => left = left.saturating_sub(since.elapsed()),
+            }
+            if end == begin {
+                memory.merge(self.take_memory(2 * (bytes - begin)).await?);
+            }
+            end = bytes.min(2 * end);
+            within = left.min(self.memory().step_timeout());
+        }
+    }
+
+    async fn take_memory(&self, bytes: usize) -> Result<OwnedSemaphorePermit, TransferEnd> {
+        self.memory().take(bytes).await.map_err(|_| TransferEnd::Status(EndStatus::Busy))
+    }
+
+    /// Waits until the window has room for a block.
+    async fn room_for(&self, bytes: usize) -> Result<(), TransferEnd> {
         match timeout(self.client.timeouts.pause, self.active.room_for(bytes as u64)).await {
-            Ok(true) => self.memory().take(2 * bytes).await.map_err(|_| TransferEnd::Status(EndStatus::Busy)),
+            Ok(true) => Ok(()),
             Ok(false) => Err(self.unnamed()),
             // Some of what readers have not taken may wait for its parents.
             Err(_) => Err(TransferEnd::Status(EndStatus::Budget)),
         }
     }
 
-    /// The gateway sends blocks that nothing has named. That is a fault only if nothing of what was requested can have
-    /// named them: it may send more of a file than a range, and not all names may be known here.
+    /// The gateway sends blocks that nothing has named, in place of the rest or of all that was requested. That is a
+    /// fault only if nothing of what was requested can have named them: it may send more of a file than a range, after
+    /// the root, and not all names may be known here.
     fn unnamed(&self) -> TransferEnd {
         let state = self.active.state();
         if state.names_are_partial() {
             TransferEnd::NamesLost
-        } else if self.active.request().scope.entity_bytes.is_some() {
+        } else if state.blocks() > 0 && self.active.request().scope.entity_bytes.is_some() {
             TransferEnd::Declined(Decline::Refused)
         } else {
             TransferEnd::Fault("a CAR with blocks that nothing has named".to_owned())

@@ -196,6 +196,8 @@ async fn each_scope_of_each_path_arrives_as_it_is_in_the_archive() {
                 assert_eq!(outcome, (TransferEnd::Status(EndStatus::Complete), blocks.len()), "{path} {scope:?}");
                 assert!(blocks.iter().all(|block| bench.is_buffered(block)), "{path} {scope:?}");
                 let request = server.car_requests().pop().expect("is asked");
+                // What a file does not need of a directory is not read.
+                let scope = ScopeOptions { scope: DagScope::parse(scope.scope.name()).expect("a scope"), ..scope };
                 assert_eq!((request.root, request.path, request.scope), (root, names(path), scope));
             }
         }
@@ -573,6 +575,50 @@ async fn cars_that_wait_for_memory_hold_none() {
     }
 }
 
+/// Too little of the network's memory for a decoder.
+const WITHOUT_DECODER: usize = 32 << 20;
+
+/// A gateway that declares a large section and sends so many bytes of it, and no more.
+async fn trickling(bytes: usize) -> (TestServer, Cid) {
+    let large = crate::dag::test_support::raw(noise(20, 3 << 19));
+    let root = *large.cid();
+    let body = archive(&[large]);
+    let sent = car::header(&[root]).len() + 4 + bytes;
+    let server = TestServer::start(ServerMode::Honest, &[]).await;
+    server.answer_cars(move |_| {
+        let (announced, body) = (Some(body.len()), body[..sent].to_vec());
+        std::future::ready(CarResponse { announced, then: Then::Hang, ..CarResponse::of(body) }).boxed()
+    });
+    (server, root)
+}
+
+#[tokio::test]
+async fn a_section_that_does_not_arrive_takes_no_memory() {
+    let (server, root) = trickling(1_000).await;
+    let limits = (BUDGET_BYTES_MAX, Memory::new(WITHOUT_DECODER));
+    let mut bench = Bench::with_memory(&server, root, "", ScopeOptions::default(), limits);
+    let (active, memory) = (Arc::clone(&bench.active), bench.context.memory.clone());
+    let task = tokio::spawn(async move { bench.run().await.0 });
+    let deadline = Instant::now() + PATIENCE;
+    while memory.try_take(WITHOUT_DECODER).is_some() {
+        assert!(Instant::now() < deadline, "the section is awaited");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(memory.try_take(WITHOUT_DECODER - 2 * SECTION_BEGIN_BYTES).is_some());
+    active.cancel();
+    assert_eq!(task.await.expect("no panic"), TransferEnd::Cancelled);
+}
+
+#[tokio::test]
+async fn a_section_that_stops_keeps_its_memory_for_a_short_time() {
+    let (server, root) = trickling(100 * KIB).await;
+    let limits = (BUDGET_BYTES_MAX, Memory::with_short_timeouts(WITHOUT_DECODER));
+    let mut bench = Bench::with_memory(&server, root, "", ScopeOptions::default(), limits);
+    (bench.client.timeouts.stall, bench.client.timeouts.body) = (2 * PATIENCE, 2 * PATIENCE);
+    assert_eq!(bench.run().await.0, TransferEnd::Declined(Decline::Failed));
+    assert!(bench.context.memory.try_take(WITHOUT_DECODER).is_some());
+}
+
 /// The nodes below the root of a file.
 fn below(source: &TestSource, root: Cid) -> Vec<Cid> {
     content::dag::links(&source.blocks.peek(&root).expect("is stored")).expect("links")
@@ -618,6 +664,31 @@ async fn what_does_not_prove_misbehaviour_is_no_fault() {
     .await;
     let mut bench = Bench::new(&server, root, "", ENTITY, 64 * KIB as u64).impatient();
     assert_eq!(bench.run().await.0, TransferEnd::Status(EndStatus::Budget));
+}
+
+#[tokio::test]
+async fn junk_in_place_of_what_was_requested_is_a_fault_of_the_gateway() {
+    let (source, root) = file(&noise(19, 400 * KIB));
+    let junk: Vec<Block> = (200..300).map(|seed| crate::dag::test_support::raw(noise(seed, 2 * KIB))).collect();
+    let entity_bytes = "300000:310000".parse().ok();
+    for scope in [ENTITY, ScopeOptions { entity_bytes, ..ENTITY }] {
+        // Little of it, so that the body ends, and more than the window has room for.
+        for count in [1, 4, junk.len()] {
+            let header = car::header(&[root]).to_vec();
+            let body = [header, junk[..count].iter().flat_map(section).collect()].concat();
+            let server = serve(&source, move |_, _| CarResponse::of(body.clone())).await;
+            let mut bench = Bench::new(&server, root, "", scope, 64 * KIB as u64);
+            let (end, received) = bench.run().await;
+            assert!(matches!(end, TransferEnd::Fault(_)) && received == 0, "{count} {scope:?}: {end:?}");
+        }
+    }
+    // The gateway's circuit breaker counts it, and the block is requested alone.
+    let body = [car::header(&[root]).to_vec(), junk.iter().flat_map(section).collect()].concat();
+    let server = serve(&source, move |_, _| CarResponse::of(body.clone())).await;
+    let node = Node::new(&[&server]);
+    let session = node.session(root);
+    assert!(session.get_ahead(&root, &ReadAhead::of_file(root, 300_000, 310_000)).await.is_ok());
+    assert_eq!(node.metrics.cars(CarOutcome::Fault), 1);
 }
 
 #[tokio::test]

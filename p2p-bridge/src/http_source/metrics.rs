@@ -60,6 +60,8 @@ crate::label_values! {
         Busy = "busy",
         /// No response, a server error, or a response that broke off or stalled.
         Failed = "failed",
+        /// A block with others below it was dropped or refused here, so that what followed could not be verified.
+        NamesLost = "names_lost",
         /// A malformed response, or one with other blocks.
         Fault = "fault",
         /// An invalid block.
@@ -86,7 +88,8 @@ impl From<&TransferEnd> for CarOutcome {
             | TransferEnd::Lost
             | TransferEnd::Stalled
             | TransferEnd::GivenUp => Self::Failed,
-            TransferEnd::Fault(_) | TransferEnd::NamesLost => Self::Fault,
+            TransferEnd::NamesLost => Self::NamesLost,
+            TransferEnd::Fault(_) => Self::Fault,
             TransferEnd::InvalidBlock => Self::InvalidBlock,
         }
     }
@@ -156,5 +159,28 @@ impl Metrics {
     /// The number of requests with this outcome.
     pub fn count(&self, kind: OutcomeKind) -> u64 {
         self.requests.get_or_create(&OutcomeLabel { outcome: kind }).get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_gateway_has_done_is_its_fault() {
+        let table = [
+            (TransferEnd::Status(EndStatus::Complete), CarOutcome::Complete),
+            (TransferEnd::Status(EndStatus::Busy), CarOutcome::Busy),
+            (TransferEnd::Status(EndStatus::Budget), CarOutcome::Cancelled),
+            (TransferEnd::TooManyBlocks, CarOutcome::Cancelled),
+            (TransferEnd::NamesLost, CarOutcome::NamesLost),
+            (TransferEnd::Declined(Decline::Incomplete), CarOutcome::Incomplete),
+            (TransferEnd::Stalled, CarOutcome::Failed),
+            (TransferEnd::InvalidBlock, CarOutcome::InvalidBlock),
+            (TransferEnd::Fault("junk".to_owned()), CarOutcome::Fault),
+        ];
+        for (end, outcome) in table {
+            assert_eq!(CarOutcome::from(&end), outcome, "{end:?}");
+        }
     }
 }

@@ -955,23 +955,89 @@ fn cars_of_a_file_do_not_overlap() {
     want_file(&mut bench, 0, 0);
     let first = bench.transfers[0].id;
     brings(&mut bench, first, 0);
-    // Nodes that are far ahead are requested alone: what is below them is not needed yet.
+    // Readers request nodes that are far ahead alone: what is below them is not needed yet.
     for n in 1..3 {
-        let (root, node) = (Cid::new_v1(codec::DAG_PB, *cid(0).hash()), Cid::new_v1(codec::DAG_PB, *cid(n).hash()));
-        let ahead = Arc::new(ReadAhead::of_file(root, u64::from(n) * 40 * MIB, 100 * MIB));
-        bench.client.want_ahead(bench.session(), node, Some(ahead), bench.now);
+        let node = Cid::new_v1(codec::DAG_PB, *cid(n).hash());
+        bench.client.want_ahead(bench.session(), node, Some(Arc::new(ReadAhead::block(node))), bench.now);
         bench.drain();
         bench.block(gateway, n);
     }
     assert_eq!((bench.transfers.len(), bench.asked.len()), (1, 2));
-    // Readers of other parts.
-    want_file(&mut bench, 4, 60 * MIB);
+    // Readers of other parts, whose leaves may be nodes.
+    let (root, leaf) = (Cid::new_v1(codec::DAG_PB, *cid(0).hash()), Cid::new_v1(codec::DAG_PB, *cid(4).hash()));
+    let ahead = Arc::new(ReadAhead::of_file(root, 60 * MIB, 100 * MIB));
+    bench.client.want_ahead(bench.session(), leaf, Some(ahead), bench.now);
+    bench.drain();
     want_file(&mut bench, 5, 40 * MIB);
     let range = |active: &Arc<ActiveTransfer>| active.request().scope.entity_bytes.map(|bytes| bytes.bounds());
     let ranges: Vec<_> = bench.transfers.iter().filter_map(range).collect();
     let at = |mib: u64| i64::try_from(mib * MIB).expect("small");
     let expected = [(0, Some(at(100) - 1)), (at(60), Some(at(100) - 1)), (at(40), Some(at(60) - 1))];
     assert_eq!(ranges, expected);
+}
+
+/// The hint of a reader of that file.
+fn file_from(from: u64) -> ReadAhead {
+    ReadAhead::of_file(Cid::new_v1(codec::DAG_PB, *cid(0).hash()), from, 100 * MIB)
+}
+
+#[test]
+fn a_car_that_is_ahead_goes_on_when_one_is_requested_behind_it() {
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    let gateway = gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    let first = Arc::clone(&bench.transfers[0]);
+    brings(&mut bench, first.id, 0);
+    first.state().reach(50 * MIB);
+    // What it brought there was not kept.
+    let session = bench.session();
+    let second = bench.client.planner.start(session, gateway, &file_from(10 * MIB), false, bench.now).expect("starts");
+    let range = second.request().scope.entity_bytes.map(|bytes| bytes.bounds());
+    let at = |mib: u64| i64::try_from(mib * MIB).expect("small");
+    assert_eq!(range, Some((at(10), Some(at(50) - 1))), "the first one brings what follows");
+    brings(&mut bench, second.id, 1);
+    assert!(!first.state().is_needless() && !second.state().is_needless());
+    assert!(first.state().covers(&file_from(60 * MIB)));
+}
+
+#[test]
+fn a_car_ends_where_another_one_begins_only_if_that_one_brings_something() {
+    for reached in [None, Some(70 * MIB)] {
+        let mut bench = Bench::new();
+        let _reader = Reader::of(&bench.readers, bench.session());
+        gateway(&mut bench);
+        want_file(&mut bench, 0, 0);
+        let first = Arc::clone(&bench.transfers[0]);
+        brings(&mut bench, first.id, 0);
+        want_file(&mut bench, 1, 60 * MIB);
+        let second = Arc::clone(&bench.transfers[1]);
+        first.state().reach(40 * MIB);
+        let is_brought = |active: &ActiveTransfer, mib: u64| active.state().covers(&file_from(mib * MIB));
+        assert!(is_brought(&first, 60), "the other one may never start");
+        reached.into_iter().for_each(|reached| first.state().reach(reached));
+        brings(&mut bench, second.id, 1);
+        match reached {
+            None => assert_eq!((is_brought(&first, 59), is_brought(&first, 60)), (true, false)),
+            // The first one was faster.
+            Some(_) => assert!(is_brought(&first, 71)),
+        }
+        second.state().reach(69 * MIB);
+        assert_eq!(is_brought(&second, 70), reached.is_none());
+    }
+    // It ends without a block.
+    let mut bench = Bench::new();
+    let _reader = Reader::of(&bench.readers, bench.session());
+    gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    let first = Arc::clone(&bench.transfers[0]);
+    brings(&mut bench, first.id, 0);
+    want_file(&mut bench, 1, 60 * MIB);
+    let second = bench.transfers[1].id;
+    bench.client.transfer_ended(second, &TransferEnd::Declined(Decline::Failed), bench.now);
+    bench.drain();
+    first.state().reach(60 * MIB);
+    assert!(!first.state().is_needless());
 }
 
 #[test]
@@ -1027,6 +1093,39 @@ fn name_children(active: &ActiveTransfer, block: &Block) {
     let named = children(&verify, block);
     state.verified(&verify, block, &named).expect("is small");
     state.delivered(&verify);
+}
+
+#[test]
+fn a_block_that_a_running_transfer_has_brought_is_requested_alone_if_it_is_wanted_again() {
+    for from_gateway in [false, true] {
+        let mut bench = Bench::new();
+        let (root, _) = directory(MIB);
+        let session = *root.cid().hash();
+        let _reader = Reader::of(&bench.readers, session);
+        let peer = if from_gateway { gateway(&mut bench) } else { bench.connect(true) };
+        bench.client.set_speaks_dag(peer, !from_gateway);
+        let want = |bench: &mut Bench| {
+            bench.client.want_ahead(session, *root.cid(), Some(Arc::new(ReadAhead::all(*root.cid()))), bench.now);
+            bench.drain();
+        };
+        want(&mut bench);
+        let transfer = Arc::clone(&bench.transfers[0]);
+        name_children(&transfer, &root);
+        bench.client.transfer_received(transfer.id, root.key().expect("a key"), 1_000, bench.now);
+        bench.drain();
+        bench.asked.clear();
+        // It was dropped to make room. A second transfer would bring all that follows again.
+        want(&mut bench);
+        assert_eq!(bench.transfers.len(), 1, "{from_gateway}");
+        let asked: Vec<_> = bench.asked.iter().map(|(asked, entry)| (*asked, entry.cid, entry.ask)).collect();
+        assert_eq!(asked, [(peer, *root.cid(), Ask::Block)], "{from_gateway}");
+        // One that has ended has nothing to do with it.
+        transfer.cancel();
+        bench.drain();
+        bench.client.received_block(peer, root.key().expect("a key"), 1_000, bench.now);
+        want(&mut bench);
+        assert_eq!(bench.transfers.len(), 2, "{from_gateway}");
+    }
 }
 
 #[test]

@@ -12,7 +12,6 @@ use super::time::LATENESS_MIN;
 use super::{Action, BlockUse, Client};
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::dag::client::active::{Context, TransferEnd};
-use crate::dag::client::transfer::has_links;
 use crate::dag::message::{EndStatus, TransferId};
 use crate::observers::BlockTransport;
 use crate::wants::SessionId;
@@ -66,13 +65,16 @@ impl Client {
 
     /// Starts a transfer from the peer that is asked for a block, if it speaks the protocol and the reader needs more.
     pub(super) fn start_transfer(&mut self, peer: PeerId, key: &BlockKey, now: Instant) -> Option<TransferId> {
-        let want = self.wants.get(key).filter(|want| !want.is_untransferable)?;
-        let (session, ahead) = want.ahead.clone()?;
-        // What is below a node far ahead is needed when the CAR has got there.
-        if has_links(&want.cid) && self.planner.is_far_in_a_car(&session, &peer, &ahead) {
+        if !self.planner.is_used() {
             return None;
         }
-        let active = self.planner.start(session, peer, &ahead, self.is_shared(&session, &peer), now)?;
+        let want = self.wants.get(key).filter(|want| !want.is_untransferable)?;
+        let (session, ahead) = want.ahead.as_ref()?;
+        if self.planner.has_passed(session, &peer, key, ahead) {
+            return None;
+        }
+        let is_shared = self.is_shared(session, &peer);
+        let active = self.planner.start(*session, peer, ahead, is_shared, now)?;
         let transfer = active.id;
         self.actions.push_back(Action::Transfer(active));
         Some(transfer)

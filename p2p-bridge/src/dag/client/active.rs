@@ -44,6 +44,8 @@ const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 2 } el
 const STREAMS_END_MAX: Duration = Duration::from_secs(300);
 /// How far a reader may be from the order in which blocks are sent, in bytes: more than its window.
 const READER_BYTES_MAX: u64 = 12 * 1024 * 1024;
+/// How far ahead of leaves inner nodes are sent at most, in bytes.
+const SERVER_WINDOW_BYTES: u64 = crate::dag::server::traversal::WINDOW_BYTES as u64;
 /// The names of the blocks of all transfers take as much as one part in so many of the memory of messages, in addition.
 const NAMES_PART: usize = 4;
 /// The maximum number of streams of one transfer.
@@ -172,8 +174,9 @@ pub enum Decline {
 struct Buffered {
     /// Blocks without children, in the order in which readers take them. Some may have been taken.
     leaves: BTreeMap<Place, BlockKey>,
-    /// Other blocks, which are sent long before a reader needs them.
-    inner: VecDeque<BlockKey>,
+    /// Other blocks, which are sent long before a reader needs them, by where what is below them ends. Those that a
+    /// reader has requested alone before are not taken.
+    inner: BTreeMap<Place, BlockKey>,
     /// The bytes of all blocks that were received.
     received_bytes: u64,
     /// The blocks that were received.
@@ -194,24 +197,60 @@ impl Buffered {
         self.taken.iter().copied().min().unwrap_or_default()
     }
 
+    /// A block that readers have passed by far, which is not kept any more.
+    fn take_passed(&mut self) -> Option<BlockKey> {
+        let passed = self.passed();
+        [&mut self.leaves, &mut self.inner].into_iter().find_map(|blocks| {
+            let first = blocks.first_entry()?;
+            (first.key().at.saturating_add(first.key().lag) < passed).then(|| first.remove())
+        })
+    }
+
     /// The next block to make room: one that readers have passed, or else the one that they need last.
     fn evicted(&mut self) -> Option<BlockKey> {
         let passed = self.passed();
-        let is_passed = self.leaves.first_key_value().is_some_and(|(place, _)| place.at < passed);
-        let leaf = if is_passed { self.leaves.pop_first() } else { self.leaves.pop_last() };
-        leaf.map(|(_, key)| key).or_else(|| self.inner.pop_front())
+        let first_passed = [&mut self.inner, &mut self.leaves].into_iter().find_map(|blocks| {
+            let first = blocks.first_entry()?;
+            (first.key().at < passed).then(|| first.remove())
+        });
+        first_passed.or_else(|| self.leaves.pop_last().or_else(|| self.inner.pop_first()).map(|(_, key)| key))
+    }
+
+    /// Counts a block that was received. Returns the bytes of all of them, and a number.
+    fn note_received(&mut self, bytes: u64) -> (u64, u64) {
+        self.received_bytes += bytes;
+        self.received += 1;
+        (self.received_bytes, self.received)
     }
 }
 
-/// Where a block without children is in the order of the readers.
+/// Where a block is in the order of the readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Where it begins in its file; or else the bytes that were received up to it, which is about the same order.
+    /// Where it begins in its file, or where that part of the file ends if it has others below it; or else the bytes
+    /// that were received up to it, which is about the same order.
     at: u64,
     /// How far readers may have passed it before it is dropped, in bytes.
     lag: u64,
     /// Distinguishes blocks of the same place.
     number: u64,
+}
+
+/// The number of streams of a transfer, with the first one.
+#[derive(Debug)]
+struct Streams {
+    /// As many as the bytes need that are expected.
+    needed: usize,
+    /// As many as were opened, or are being opened. One that the peer declines is not opened again.
+    opened: usize,
+    /// Whether the size of the answer is not known.
+    is_guess: bool,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self { needed: 1, opened: 1, is_guess: true }
+    }
 }
 
 /// A transfer and its streams. See the module's documentation.
@@ -237,7 +276,7 @@ pub struct ActiveTransfer {
     verifying: TaskTracker,
     /// The further streams.
     joined: TaskTracker,
-    streams: AtomicUsize,
+    streams: Mutex<Streams>,
     /// The number of messages that were received.
     messages: AtomicUsize,
     /// Where further streams are requested.
@@ -279,7 +318,7 @@ impl ActiveTransfer {
             cancelled: CancellationToken::new(),
             verifying: TaskTracker::new(),
             joined: TaskTracker::new(),
-            streams: AtomicUsize::new(1),
+            streams: Mutex::default(),
             messages: AtomicUsize::new(0),
             widen: Mutex::default(),
             has_reported_end: AtomicBool::new(false),
@@ -372,14 +411,14 @@ impl ActiveTransfer {
     /// Whether blocks are buffered, some of which may have been taken.
     pub fn has_buffered(&self) -> bool {
         let mut buffered = lock(&self.buffered);
+        let Buffered { leaves, inner, .. } = &mut *buffered;
         let holds = |key: &BlockKey| self.context.pushed.holds_of(key, self);
-        while buffered.leaves.first_key_value().is_some_and(|(_, key)| !holds(key)) {
-            buffered.leaves.pop_first();
+        for blocks in [&mut *leaves, &mut *inner] {
+            while blocks.first_key_value().is_some_and(|(_, key)| !holds(key)) {
+                blocks.pop_first();
+            }
         }
-        while buffered.inner.front().is_some_and(|key| !holds(key)) {
-            buffered.inner.pop_front();
-        }
-        !buffered.leaves.is_empty() || !buffered.inner.is_empty()
+        !leaves.is_empty() || !inner.is_empty()
     }
 
     /// Drops buffered blocks until these bytes of the budget are released.
@@ -403,32 +442,32 @@ impl ActiveTransfer {
     pub fn read_up_to(&self, place: Place) {
         lock(&self.buffered).note_taken(place.at);
         loop {
-            let key = {
-                let mut buffered = lock(&self.buffered);
-                let passed = buffered.passed();
-                match buffered.leaves.first_entry() {
-                    Some(first) if first.key().at.saturating_add(first.key().lag) < passed => first.remove(),
-                    _ => return,
-                }
-            };
+            let Some(key) = lock(&self.buffered).take_passed() else { return };
             self.drop_buffered(&key);
         }
     }
 
-    /// The place of a block that was received, of so many bytes, which begins at `offset` of its file if it is a part of one.
+    /// The place of a block without children that was received, of so many bytes, which begins at `offset` of its file
+    /// if it is a part of one.
     ///
     /// Blocks arrive over several streams, so that one that is late in its file may be received long before those that
     /// precede it: as much as the window. If there is no offset, that has to be waited for.
     fn place(&self, bytes: u64, offset: Option<u64>) -> Place {
         let window = self.window_bytes();
-        let mut buffered = lock(&self.buffered);
-        buffered.received_bytes += bytes;
-        buffered.received += 1;
-        let number = buffered.received;
+        let (received_bytes, number) = lock(&self.buffered).note_received(bytes);
         match offset {
             Some(at) => Place { at, lag: READER_BYTES_MAX.min(window / 2), number },
-            None => Place { at: buffered.received_bytes, lag: window, number },
+            None => Place { at: received_bytes, lag: window, number },
         }
+    }
+
+    /// The same for a block with others below it, where a part of the file ends if it is one. It is sent before leaves
+    /// that precede it, up to a window of the server. A reader that has passed what is below it has had it, or has
+    /// requested it alone.
+    fn place_of_node(&self, bytes: u64, end: Option<u64>) -> Place {
+        let Place { at, lag, number } = self.place(bytes, end);
+        let ahead = if end.is_some() { 0 } else { SERVER_WINDOW_BYTES };
+        Place { at: at.saturating_add(ahead), lag, number }
     }
 
     fn report(&self, event: TransferEvent) {
@@ -461,9 +500,7 @@ impl ActiveTransfer {
     {
         budgets.traffic().record_request();
         *lock(&self.traffic) = Some(Arc::clone(budgets.traffic()));
-        *lock(&self.widen) = Some(widen);
-        let known = super::transfer::expected_bytes(&self.request.scope, None);
-        self.widen_for(known.unwrap_or(ASSUMED_BYTES));
+        self.request_streams(widen);
         let this = Arc::clone(&self);
         let conversation = async move {
             let end = this.converse(stream, budgets).await;
@@ -471,6 +508,34 @@ impl ActiveTransfer {
             end
         };
         self.run(conversation).await;
+    }
+
+    /// Requests further streams: as many as the requested bytes need, or those of a small file.
+    pub(super) fn request_streams(self: &Arc<Self>, widen: mpsc::UnboundedSender<Arc<ActiveTransfer>>) {
+        *lock(&self.widen) = Some(widen);
+        match super::transfer::expected_bytes(&self.request.scope, None) {
+            Some(bytes) => self.widen_for(bytes, false),
+            None => self.widen_for(ASSUMED_BYTES, true),
+        }
+    }
+
+    /// How many further streams are to be opened.
+    pub(super) fn lacking_streams(&self) -> usize {
+        if self.state().has_ended() {
+            return 0;
+        }
+        let streams = lock(&self.streams);
+        streams.needed.saturating_sub(streams.opened)
+    }
+
+    /// Whether the number of its streams is a guess, because the size of the answer is not known.
+    pub(super) fn guesses_streams(&self) -> bool {
+        lock(&self.streams).is_guess
+    }
+
+    /// A further stream is being opened.
+    pub(super) fn opens_stream(&self) {
+        lock(&self.streams).opened += 1;
     }
 
     /// Runs the transfer to its end, which `conversation` returns unless the transfer is cancelled before.
@@ -770,7 +835,11 @@ impl ActiveTransfer {
         // Its children are named before a reader can request them.
         let expanded = self.state().verified(&verify, &block, &children);
         let has_room = self.reserve_names();
-        let place = self.place(block.data().len() as u64, verify.offset());
+        let bytes = block.data().len() as u64;
+        let place = match is_leaf {
+            true => self.place(bytes, verify.offset()),
+            false => self.place_of_node(bytes, verify.end()),
+        };
         self.deliver(block, is_leaf, place, budget_bytes, memory);
         self.state().delivered(&verify);
         match expanded {
@@ -791,7 +860,7 @@ impl ActiveTransfer {
             Ok(_) | Err(_) => return self.fail(TransferEnd::TooManyBlocks),
         }
         let expected = self.state().expected_bytes();
-        expected.into_iter().for_each(|bytes| self.widen_for(bytes));
+        expected.into_iter().for_each(|bytes| self.widen_for(bytes, false));
     }
 
     /// Reserves the memory of the names of its blocks; `false` if there is not enough.
@@ -842,7 +911,7 @@ impl ActiveTransfer {
             let mut buffered = lock(&self.buffered);
             match is_leaf {
                 true => _ = buffered.leaves.insert(place, key),
-                false => buffered.inner.push_back(key),
+                false => _ = buffered.inner.insert(place, key),
             }
             drop(buffered);
             // A reader that has looked for it in between registered before it looked again.
@@ -857,16 +926,18 @@ impl ActiveTransfer {
         self.report(TransferEvent::Received { transfer: self.id, key, bytes });
     }
 
-    /// Requests as many streams as so many bytes need.
-    fn widen_for(self: &Arc<Self>, bytes: u64) {
-        let needed = usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(STREAMS_MAX).min(STREAMS_MAX);
-        let open = self.streams.fetch_max(needed, Ordering::Relaxed);
-        let widen = lock(&self.widen);
-        if let Some(widen) = widen.as_ref() {
-            for _ in open..needed {
-                // The connection may have ended.
-                let _ = widen.send(Arc::clone(self));
-            }
+    /// Requests as many streams as so many bytes need, which may be a guess.
+    fn widen_for(self: &Arc<Self>, bytes: u64, is_guess: bool) {
+        let needed = usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX);
+        let is_news = {
+            let mut streams = lock(&self.streams);
+            let before = (streams.needed, streams.is_guess);
+            (streams.needed, streams.is_guess) = (needed, is_guess);
+            before != (needed, is_guess) && streams.opened < needed
+        };
+        if is_news && let Some(widen) = lock(&self.widen).as_ref() {
+            // The connection may have ended.
+            let _ = widen.send(Arc::clone(self));
         }
     }
 }
@@ -886,7 +957,7 @@ impl Drop for ActiveTransfer {
     /// Drops what is buffered.
     fn drop(&mut self) {
         let Buffered { leaves, inner, .. } = std::mem::take(&mut *lock(&self.buffered));
-        for key in leaves.into_values().chain(inner) {
+        for key in leaves.into_values().chain(inner.into_values()) {
             self.context.pushed.remove_of(&key, self);
         }
     }

@@ -283,14 +283,20 @@ async fn what_the_end_overtakes_is_awaited_while_it_arrives() {
 async fn more_streams_are_opened_once_the_size_of_the_file_is_known() {
     let mut bench = Bench::new(1, BUDGET_BYTES_MAX).await;
     let assumed = usize::try_from(ASSUMED_BYTES / STREAM_BYTES).expect("few");
-    let mut opened = || (0..100).filter(|_| bench.widen.try_recv().is_ok()).count();
-    assert_eq!(opened(), assumed - 1, "with the request");
-    bench.active.widen_for(STREAM_BYTES);
-    assert_eq!(opened(), 0);
-    bench.active.widen_for(ASSUMED_BYTES + 2 * STREAM_BYTES);
-    assert_eq!(opened(), 2);
-    bench.active.widen_for(u64::MAX);
-    assert_eq!(opened(), STREAMS_MAX - assumed - 2);
+    let requested = |bench: &mut Bench| (bench.widen.try_recv().is_ok(), bench.active.lacking_streams());
+    assert_eq!(requested(&mut bench), (true, assumed - 1), "with the request");
+    assert!(bench.active.guesses_streams());
+    // The file is small.
+    bench.active.widen_for(STREAM_BYTES, false);
+    assert_eq!(requested(&mut bench), (false, 0));
+    assert!(!bench.active.guesses_streams());
+    bench.active.widen_for(ASSUMED_BYTES + 2 * STREAM_BYTES, false);
+    assert_eq!(requested(&mut bench), (true, assumed + 1));
+    (0..3).for_each(|_| bench.active.opens_stream());
+    bench.active.widen_for(u64::MAX, false);
+    assert_eq!(requested(&mut bench), (true, STREAMS_MAX - 4));
+    bench.active.widen_for(u64::MAX, false);
+    assert_eq!(requested(&mut bench), (false, STREAMS_MAX - 4), "once");
     drop(bench.first);
     assert_eq!(bench.events.recv().await.map(|event| matches!(event, TransferEvent::Ended { .. })), Some(true));
 }
@@ -542,4 +548,64 @@ fn room_is_made_from_what_readers_have_passed_or_else_need_last() {
     assert_eq!([4, 2].map(|n| transfer.take(n)), [false, true]);
     transfer.active.evict(1);
     assert_eq!([1, 3].map(|n| transfer.take(n)), [false, true]);
+}
+
+#[test]
+fn inner_nodes_that_nobody_takes_are_dropped_once_readers_have_passed_what_is_below_them() {
+    const NODES: u8 = 60;
+    for has_offsets in [true, false] {
+        let transfer = Quarters::new(has_offsets);
+        let quarter = transfer.active.window_bytes() / 4;
+        // Each node has one leaf, and is sent before it. A reader has requested all of them alone.
+        let node = |n: u8| other(100 + n);
+        for n in 0..NODES {
+            let end = has_offsets.then_some(u64::from(n + 1) * quarter);
+            let place = transfer.active.place_of_node(1, end);
+            transfer.active.deliver(node(n), false, place, 1, Vec::new());
+            transfer.deliver(n);
+            assert!(transfer.take(n), "{has_offsets}: leaves are there");
+            assert!(transfer.context.pushed.holds_of(&node(n).key().expect("a key"), &transfer.active), "{n}");
+        }
+        let buffered = transfer.context.pushed.len();
+        assert!((2..=20).contains(&buffered), "{has_offsets}: {buffered} nodes");
+        // What was passed makes room first.
+        transfer.deliver(NODES);
+        (0..2).for_each(|_| transfer.active.evict(1));
+        assert!(transfer.take(NODES), "{has_offsets}");
+    }
+}
+
+#[tokio::test]
+async fn inner_nodes_that_were_requested_alone_do_not_stay_buffered() {
+    // Five leaves below each node, and eight thousand bytes by which readers may be behind.
+    let mut bench = Bench::new(200, 16_000).await;
+    let blocks = bench.blocks();
+    let (mut budget, mut most) = (16_000, 0);
+    for block in &blocks {
+        let answer = answer(block);
+        while budget < answer.budget_bytes() {
+            let frame =
+                read_frame(&mut bench.first, CONTROL_BYTES_MAX, PATIENCE).await.expect("reads").expect("credit");
+            let Ok(Control::Credit(bytes)) = Control::decode(frame) else { panic!("is credit") };
+            budget += bytes;
+        }
+        budget -= answer.budget_bytes();
+        send(&mut bench.first, [answer]).await;
+        let key = block.key().expect("a key");
+        tokio::time::timeout(PATIENCE, async {
+            while !bench.context.pushed.holds_of(&key, &bench.active) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await
+        .expect("is buffered");
+        if block.cid().codec() == codec::RAW {
+            assert!(bench.context.pushed.take(block.cid()).is_some());
+        }
+        most = most.max(bench.context.pushed.len());
+    }
+    send(&mut bench.first, [Answer::End(EndStatus::Complete)]).await;
+    assert_eq!(bench.ended().await.0, TransferEnd::Status(EndStatus::Complete));
+    let inner = blocks.iter().filter(|block| block.cid().codec() == codec::DAG_PB).count();
+    assert!(inner > 50 && most < 20, "{most} of {inner}");
 }

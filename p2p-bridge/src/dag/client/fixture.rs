@@ -156,6 +156,11 @@ pub fn context(over: BlockTransport, events: &mpsc::UnboundedSender<TransferEven
 impl Start {
     /// A transfer from a random peer.
     pub fn of_random_peer() -> Self {
+        Self::of_scope(Site::new(1).request(0).scope)
+    }
+
+    /// The same of a scope.
+    pub fn of_scope(scope: ScopeOptions) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (events, received) = mpsc::unbounded_channel();
         let context = Arc::new(Context {
@@ -171,7 +176,7 @@ impl Start {
         });
         let site = Site::new(1);
         let transfer = TransferId(NEXT.fetch_add(1, Ordering::Relaxed));
-        let request = Request { transfer, ..site.request(BUDGET_BYTES_MAX) };
+        let request = Request { transfer, scope, ..site.request(BUDGET_BYTES_MAX) };
         let active = ActiveTransfer::new(Arc::clone(&context), PeerId::random(), *site.root.hash(), request);
         Self { context, active, events: received }
     }

@@ -1,6 +1,9 @@
 //! [`Outbound`]: the part of a connection's handler that opens streams for transfers.
 //!
-//! The streams are read by tasks of their own, which end with the connection.
+//! The streams are read by tasks of their own, which end with the connection. Each transfer has a first stream. Further
+//! ones are opened in turns, one for each transfer that needs more, as long as the connection has few of them; the
+//! others wait until streams end. So small transfers leave some to a large one that begins later, above all while the
+//! sizes of their answers are guesses.
 
 use super::active::{ActiveTransfer, Context as DagContext, LostWhenDropped, TransferEvent};
 use crate::framing::Budgets;
@@ -9,11 +12,13 @@ use libp2p::swarm::Stream;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-/// No further streams are opened when there are so many: a peer accepts 128 on a connection, and each transfer needs one.
-const STREAMS_WIDENED_MAX: usize = 64;
+/// The maximum number of further streams of a connection: a peer accepts 128 streams, and each transfer needs one.
+const FURTHER_MAX: usize = 64;
+/// Those of them that may be opened while it is not known whether the answer is that long.
+const GUESSED_MAX: usize = FURTHER_MAX / 2;
 
 /// What a stream is opened for. Dropped when it cannot be opened.
 #[derive(Debug)]
@@ -21,14 +26,32 @@ pub enum StreamPurpose {
     /// To ask for a transfer, which is lost without it.
     First(LostWhenDropped),
     /// To carry a part of its answer. The transfer goes on without it.
-    Further(Arc<ActiveTransfer>),
+    Further(Arc<ActiveTransfer>, StreamPermits),
 }
 
-impl StreamPurpose {
-    fn transfer(&self) -> &Arc<ActiveTransfer> {
-        match self {
-            Self::First(LostWhenDropped(transfer)) | Self::Further(transfer) => transfer,
-        }
+/// What a further stream takes of what the connection may have, until it ends or is not opened.
+#[derive(Debug)]
+pub struct StreamPermits {
+    _further: OwnedSemaphorePermit,
+    _guessed: Option<OwnedSemaphorePermit>,
+}
+
+/// The further streams that may be opened on a connection.
+struct StreamLimits {
+    further: Arc<Semaphore>,
+    guessed: Arc<Semaphore>,
+}
+
+impl StreamLimits {
+    fn new() -> Self {
+        let [further, guessed] = [FURTHER_MAX, GUESSED_MAX].map(|permits| Arc::new(Semaphore::new(permits)));
+        Self { further, guessed }
+    }
+
+    fn try_acquire(&self, is_guess: bool) -> Option<StreamPermits> {
+        let acquire = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
+        let guessed = if is_guess { Some(acquire(&self.guessed)?) } else { None };
+        Some(StreamPermits { _further: acquire(&self.further)?, _guessed: guessed })
     }
 }
 
@@ -37,9 +60,12 @@ pub struct Outbound {
     peer: PeerId,
     context: Arc<DagContext>,
     budgets: Budgets,
-    /// Streams to be opened.
-    opening: VecDeque<StreamPurpose>,
-    /// Transfers that need a further stream.
+    /// Transfers to be started.
+    starting: VecDeque<LostWhenDropped>,
+    /// Transfers that need further streams, in turns.
+    widening: VecDeque<Arc<ActiveTransfer>>,
+    limits: StreamLimits,
+    /// Where transfers report that they need further streams.
     widen: (mpsc::UnboundedSender<Arc<ActiveTransfer>>, mpsc::UnboundedReceiver<Arc<ActiveTransfer>>),
     /// The tasks that read streams. They are aborted with the connection.
     tasks: JoinSet<()>,
@@ -48,8 +74,16 @@ pub struct Outbound {
 impl Outbound {
     /// No transfers. Frames take their memory from these budgets.
     pub fn new(peer: PeerId, context: Arc<DagContext>, budgets: Budgets) -> Self {
-        let (opening, widen) = (VecDeque::new(), mpsc::unbounded_channel());
-        Self { peer, context, budgets, opening, widen, tasks: JoinSet::new() }
+        Self {
+            peer,
+            context,
+            budgets,
+            starting: VecDeque::new(),
+            widening: VecDeque::new(),
+            limits: StreamLimits::new(),
+            widen: mpsc::unbounded_channel(),
+            tasks: JoinSet::new(),
+        }
     }
 
     /// The peer has announced that it speaks the protocol on this connection, or that it does not any more.
@@ -60,23 +94,36 @@ impl Outbound {
 
     /// Starts a transfer.
     pub fn start(&mut self, transfer: LostWhenDropped) {
-        self.opening.push_back(StreamPurpose::First(transfer));
+        self.starting.push_back(transfer);
     }
 
     /// The next stream to be opened.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Option<StreamPurpose> {
+        // Each stream that ends may leave room for another one.
         while let Poll::Ready(Some(_)) = self.tasks.poll_join_next(cx) {}
         while let Poll::Ready(Some(transfer)) = self.widen.1.poll_recv(cx) {
-            if self.tasks.len() + self.opening.len() < STREAMS_WIDENED_MAX {
-                self.opening.push_back(StreamPurpose::Further(transfer));
+            if !self.widening.iter().any(|known| Arc::ptr_eq(known, &transfer)) {
+                self.widening.push_back(transfer);
             }
         }
-        loop {
-            let purpose = self.opening.pop_front()?;
-            if !purpose.transfer().state().has_ended() {
-                return Some(purpose);
+        while let Some(transfer) = self.starting.pop_front() {
+            if !transfer.0.state().has_ended() {
+                return Some(StreamPurpose::First(transfer));
             }
         }
+        self.next_further()
+    }
+
+    /// A further stream of the next transfer that needs one, if the connection may have another one for it.
+    fn next_further(&mut self) -> Option<StreamPurpose> {
+        self.widening.retain(|transfer| transfer.lacking_streams() > 0);
+        let may_have = |transfer: &Arc<ActiveTransfer>| self.limits.try_acquire(transfer.guesses_streams());
+        let (at, permits) =
+            self.widening.iter().enumerate().find_map(|(at, transfer)| Some((at, may_have(transfer)?)))?;
+        let transfer = self.widening.remove(at)?;
+        transfer.opens_stream();
+        self.widening.push_back(Arc::clone(&transfer));
+        Some(StreamPurpose::Further(transfer, permits))
     }
 
     /// A stream was opened.
@@ -88,40 +135,97 @@ impl Outbound {
                 let LostWhenDropped(transfer) = &guard;
                 Arc::clone(transfer).run_first(stream, budgets, widen).await;
             }),
-            StreamPurpose::Further(transfer) => self.tasks.spawn(transfer.run_joined(stream, budgets)),
+            StreamPurpose::Further(transfer, permits) => self.tasks.spawn(async move {
+                transfer.run_joined(stream, budgets).await;
+                drop(permits);
+            }),
         };
     }
 
     /// Whether transfers are running or are to be started.
     pub fn is_busy(&self) -> bool {
-        !self.opening.is_empty() || !self.tasks.is_empty()
+        !self.starting.is_empty() || !self.tasks.is_empty()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dag::client::active::TransferEnd;
+    use crate::dag::client::active::{STREAMS_MAX, TransferEnd};
     use crate::dag::client::fixture::Start;
+    use crate::dag::message::TransferId;
+    use content::scope::{DagScope, EntityBytes, ScopeOptions};
     use futures::task::noop_waker;
+
+    fn empty(context: &Arc<DagContext>) -> Outbound {
+        let budgets = Budgets::new(context.memory.clone(), Arc::default());
+        Outbound::new(PeerId::random(), Arc::clone(context), budgets)
+    }
 
     /// Transfers that are to be started on a connection, of which the first one has ended.
     fn outbound(starts: &mut [Start]) -> Outbound {
-        let context = Arc::clone(&starts[0].context);
-        let budgets = Budgets::new(context.memory.clone(), Arc::default());
-        let mut outbound = Outbound::new(PeerId::random(), context, budgets);
+        let mut outbound = empty(&starts[0].context);
         starts[0].active.cancel();
         assert_eq!(starts[0].end(), Some(TransferEnd::Cancelled));
         starts.iter().for_each(|start| outbound.start(LostWhenDropped(Arc::clone(&start.active))));
         outbound
     }
 
+    fn poll(outbound: &mut Outbound) -> Option<StreamPurpose> {
+        outbound.poll(&mut Context::from_waker(&noop_waker()))
+    }
+
+    /// The streams that are opened for transfers which have begun. They end when these are dropped.
+    fn further(outbound: &mut Outbound) -> Vec<(TransferId, StreamPurpose)> {
+        let id = |purpose: &StreamPurpose| match purpose {
+            StreamPurpose::First(LostWhenDropped(transfer)) | StreamPurpose::Further(transfer, _) => transfer.id,
+        };
+        std::iter::from_fn(|| poll(outbound)).map(|purpose| (id(&purpose), purpose)).collect()
+    }
+
+    fn count(streams: &[(TransferId, StreamPurpose)], start: &Start) -> usize {
+        streams.iter().filter(|(id, _)| *id == start.active.id).count()
+    }
+
+    /// A transfer of a part of a file with so many bytes.
+    fn of_known_size(bytes: i64) -> Start {
+        let entity_bytes = EntityBytes::new(0, Some(bytes - 1)).ok();
+        Start::of_scope(ScopeOptions { scope: DagScope::Entity, entity_bytes, duplicates: false })
+    }
+
+    #[test]
+    fn many_small_transfers_leave_streams_to_a_large_one() {
+        let small = [(); 30].map(|()| Start::of_random_peer());
+        let large = [(); 4].map(|()| of_known_size(64 << 20));
+        let mut outbound = empty(&small[0].context);
+        let begin = |outbound: &Outbound, start: &Start| start.active.request_streams(outbound.widen.0.clone());
+        small.iter().for_each(|start| begin(&outbound, start));
+        let mut guessed = further(&mut outbound);
+        assert_eq!(guessed.len(), GUESSED_MAX, "their sizes are not known");
+        assert!(small.iter().all(|start| count(&guessed, start) >= 1), "in turns");
+        begin(&outbound, &large[0]);
+        let of_large = further(&mut outbound);
+        assert_eq!((count(&of_large, &large[0]), of_large.len()), (STREAMS_MAX - 1, STREAMS_MAX - 1));
+        // Two more have to share what is left, until others have ended.
+        large[1..3].iter().for_each(|start| begin(&outbound, start));
+        let shared = further(&mut outbound);
+        assert_eq!(shared.len(), FURTHER_MAX - GUESSED_MAX - (STREAMS_MAX - 1));
+        assert!(large[1..3].iter().all(|start| count(&shared, start) >= 8), "{shared:?}");
+        small.iter().for_each(|start| start.active.cancel());
+        guessed.clear();
+        let rest = further(&mut outbound);
+        assert_eq!(rest.len() + shared.len(), 2 * (STREAMS_MAX - 1), "nothing is opened for what has ended");
+        drop((of_large, shared, rest));
+        begin(&outbound, &large[3]);
+        assert_eq!(count(&further(&mut outbound), &large[3]), STREAMS_MAX - 1, "streams that have ended do not count");
+    }
+
     #[test]
     fn a_transfer_whose_stream_is_not_opened_is_lost_at_once() {
         let mut starts = [(); 3].map(|()| Start::of_random_peer());
         let mut outbound = outbound(&mut starts);
-        let purpose = outbound.poll(&mut Context::from_waker(&noop_waker())).expect("a stream is to be opened");
-        assert_eq!(purpose.transfer().id, starts[1].active.id);
+        let Some(StreamPurpose::First(purpose)) = poll(&mut outbound) else { panic!("a stream is to be opened") };
+        assert_eq!(purpose.0.id, starts[1].active.id);
         assert!(starts.iter_mut().all(|start| start.end().is_none()));
         // The connection closes while the protocol is negotiated.
         drop(purpose);
@@ -134,7 +238,9 @@ mod tests {
     #[test]
     fn a_transfer_goes_on_without_a_further_stream() {
         let mut start = Start::of_random_peer();
-        drop(StreamPurpose::Further(Arc::clone(&start.active)));
+        let mut outbound = empty(&start.context);
+        start.active.request_streams(outbound.widen.0.clone());
+        assert!(!further(&mut outbound).is_empty());
         assert_eq!(start.end(), None);
     }
 }

@@ -205,6 +205,16 @@ impl Planner {
         best.max_by_key(|(prospect, ..)| *prospect).map(|(_, id, peer)| (id, peer))
     }
 
+    /// Whether a running transfer from a peer has brought a block that is wanted nevertheless, because it was not kept.
+    /// It is to be requested alone: another transfer would bring again all that follows, beside the running one. CARs
+    /// of a file are divided instead.
+    pub fn has_passed(&self, session: &SessionId, peer: &PeerId, key: &BlockKey, ahead: &ReadAhead) -> bool {
+        let is_divided = self.is_gateway(peer) && ahead.scope.entity_bytes.is_some();
+        let of_pair = |running: &&Running| running.active.session == *session && running.active.peer == *peer;
+        let mut running = self.transfers.values().filter(of_pair).filter(|running| !running.has_ended);
+        !is_divided && running.any(|running| running.active.state().has_passed(key))
+    }
+
     /// Starts a transfer from a peer for what a reader will request, unless it is not worth it or not possible. If several
     /// peers share the work (`is_shared`), it is for a part of a file that is [`STRIPE_BYTES`] long at most: the reader's
     /// next wants start others, from the peer that is the best by then. It takes the place of those from the peer that are
@@ -257,7 +267,6 @@ impl Planner {
         for full in self.transfers.values().filter(of_pair).filter(|running| running.is_full_of_unawaited()) {
             full.active.cancel();
         }
-        self.end_cars_at(&session, &peer, ahead);
         self.next_id += 1;
         self.reserved_bytes += budget_bytes;
         context.metrics.running.inc();
@@ -286,12 +295,7 @@ impl Planner {
         active.filter(move |car| car.session == *session && car.peer == *gateway)
     }
 
-    /// Whether a running CAR of a gateway brings what a reader will request, but not soon.
-    pub fn is_far_in_a_car(&self, session: &SessionId, gateway: &PeerId, ahead: &ReadAhead) -> bool {
-        self.cars(session, gateway).any(|car| car.state().includes(ahead))
-    }
-
-    /// A scope without what running CARs bring that begin later in the same file.
+    /// A scope without what running CARs bring that are later in the same file.
     fn before_other_cars(
         &self,
         session: &SessionId,
@@ -302,23 +306,37 @@ impl Planner {
         let Some((from @ 0.., to)) = scope.entity_bytes.map(|bytes| bytes.bounds()) else { return scope };
         let is_of_file = |car: &&ActiveTransfer| {
             let request = car.request();
-            request.root.hash() == ahead.root.hash() && request.path == ahead.path && request.scope.scope == scope.scope
+            let is_such =
+                request.scope.scope == scope.scope || [request.scope, scope].iter().all(|it| it.scope.is_entity());
+            request.root.hash() == ahead.root.hash() && request.path == ahead.path && is_such
         };
-        let begins = self.cars(session, gateway).filter(is_of_file).map(|car| car.state().begin());
-        let next = begins.filter_map(|begin| i64::try_from(begin).ok()).filter(|begin| from < *begin).min();
+        let positions = self.cars(session, gateway).filter(is_of_file).map(|car| car.state().position());
+        let next = positions.filter_map(|position| i64::try_from(position).ok()).filter(|next| from < *next).min();
         let ends_before = next.filter(|next| to.is_none_or(|to| to < 0 || *next <= to));
         let part = ends_before.and_then(|next| EntityBytes::new(from, Some(next - 1)).ok());
         ScopeOptions { entity_bytes: part.or(scope.entity_bytes), ..scope }
     }
 
-    /// A CAR is requested: those of the same file that began before it end where it begins.
-    fn end_cars_at(&self, session: &SessionId, gateway: &PeerId, ahead: &ReadAhead) {
-        let from = ahead.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
-        for car in self.cars(session, gateway) {
-            let mut state = car.state();
-            if let Some(from) = from.filter(|from| state.begin() < *from && state.includes(ahead)) {
-                state.end_at(from);
-            }
+    /// A CAR has begun to bring its part of a file. Those that include it end where it begins; if one has got there in
+    /// the meantime, the CAR ends where that one is.
+    fn divide_cars(&self, begun: &ActiveTransfer) {
+        let request = begun.request();
+        let from = request.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
+        let Some(from) = from else { return };
+        let ahead = ReadAhead { root: request.root, path: request.path.clone(), scope: request.scope };
+        for car in self.cars(&begun.session, &begun.peer).filter(|car| car.id != begun.id) {
+            let position = {
+                let mut state = car.state();
+                if state.has_ended() || !state.includes(&ahead) {
+                    continue;
+                }
+                if state.position() <= from {
+                    state.end_at(from);
+                    continue;
+                }
+                state.position()
+            };
+            begun.state().end_at(position);
         }
     }
 
@@ -411,8 +429,10 @@ impl Planner {
     /// A transfer has brought a block.
     pub fn brought(&mut self, id: TransferId, now: Instant) {
         self.progressed(id, now);
-        if let Some(running) = self.transfers.get_mut(&id) {
-            running.has_brought = true;
+        let Some(running) = self.transfers.get_mut(&id) else { return };
+        if !std::mem::replace(&mut running.has_brought, true) {
+            let active = Arc::clone(&running.active);
+            self.divide_cars(&active);
         }
     }
 
@@ -421,8 +441,8 @@ impl Planner {
         self.transfers.get(&id).is_some_and(|running| running.has_brought)
     }
 
-    /// A transfer has not begun in time: nothing waits for it, and no other one is started from its gateway for the
-    /// session, until it has brought a block.
+    /// A transfer is late with a block, which is requested otherwise. If it has brought none so far, no further want
+    /// waits for it, and no other one is started from its gateway for the session, until it brings one or has ended.
     pub fn note_late(&mut self, id: TransferId) {
         if let Some(running) = self.transfers.get_mut(&id) {
             running.begins_late = true;

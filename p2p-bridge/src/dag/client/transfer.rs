@@ -532,6 +532,11 @@ impl Transfer {
         early.sum::<u64>().saturating_add(block_bytes).saturating_add(ANSWER_OVERHEAD_BYTES) > self.window_bytes
     }
 
+    /// Whether blocks have arrived that nothing has named so far.
+    pub fn has_unnamed(&self) -> bool {
+        self.unsolicited > 0 || !self.early.is_empty()
+    }
+
     /// Whether the server may know of blocks that nothing has named here.
     pub fn names_are_partial(&self) -> bool {
         self.names_are_partial
@@ -579,11 +584,17 @@ impl Transfer {
         }
     }
 
+    /// Whether it has brought a block, and does not bring it again.
+    pub fn has_passed(&self, key: &BlockKey) -> bool {
+        let id = self.naming.id_of(key);
+        !self.has_ended && self.naming.known(id) == Known::Past && !self.delivering.contains(&id)
+    }
+
     /// About how many bytes come before a block that it brings, in depth-first order. `None` if that is not known, or
     /// more than a reader waits for.
     pub fn distance(&self, key: &BlockKey, ahead: Option<&ReadAhead>) -> Option<u64> {
         let id = self.naming.id_of(key);
-        let in_file = |offset: u64| offset.saturating_sub(self.reached.max(self.begin()));
+        let in_file = |offset: u64| offset.saturating_sub(self.position());
         let distance = match self.naming.known(id) {
             Known::Pending => match self.naming.offset(id) {
                 Some(offset) => in_file(offset),
@@ -599,18 +610,28 @@ impl Transfer {
         if self.until.zip(offset).is_some_and(|(until, offset)| until <= offset) {
             return false;
         }
-        let begin = self.reached.max(self.begin());
         let rest = self.granted_bytes.saturating_sub(self.received_bytes);
         let reach = match self.is_capped {
             true => rest.checked_sub(CAPPED_MARGIN_BYTES),
             false => Some(self.window_bytes * REACH_WINDOWS),
         };
-        reach.is_some_and(|reach| offset.is_none_or(|offset| offset.saturating_sub(begin) <= reach))
+        reach.is_some_and(|reach| offset.is_none_or(|offset| offset.saturating_sub(self.position()) <= reach))
     }
 
     /// The first byte of the range.
     pub fn begin(&self) -> u64 {
         first_byte(&self.scope).unwrap_or(0)
+    }
+
+    /// Where it is in the file: what precedes it was brought, or was not requested.
+    pub fn position(&self) -> u64 {
+        self.reached.max(self.begin())
+    }
+
+    /// The answer has got to that byte of the file.
+    #[cfg(test)]
+    pub fn reach(&mut self, offset: u64) {
+        self.reached = offset;
     }
 
     /// Whether the request covers what a reader requests first, and that is not far from what is being sent.
@@ -688,6 +709,11 @@ impl Verify {
         self.roles.iter().find_map(|(_, role)| role.range().map(|range| range.start))
     }
 
+    /// Where it and what is below it end in their file, if it is a part of one.
+    pub fn end(&self) -> Option<u64> {
+        self.roles.iter().filter_map(|(_, role)| role.range().map(|range| range.end)).max()
+    }
+
     /// Takes the payload, to be unpacked and hashed.
     pub fn take_payload(&mut self) -> Payload {
         std::mem::replace(&mut self.payload, Payload::Plain(Bytes::new()))
@@ -738,8 +764,10 @@ fn first_byte(scope: &ScopeOptions) -> Option<u64> {
 fn scope_includes(all: &ScopeOptions, part: &ScopeOptions) -> bool {
     match (all.scope, part.scope) {
         (_, DagScope::Block) | (DagScope::All, _) => true,
-        (DagScope::Entity, DagScope::Entity) => begins_within(all.entity_bytes, part.entity_bytes),
-        (DagScope::Entity | DagScope::Block, _) => false,
+        (DagScope::Entity, DagScope::Entity | DagScope::File) | (DagScope::File, DagScope::File) => {
+            begins_within(all.entity_bytes, part.entity_bytes)
+        }
+        (DagScope::Entity | DagScope::File | DagScope::Block, _) => false,
     }
 }
 

@@ -118,6 +118,7 @@ fn a_request_covers_what_begins_within_its_path_scope_and_range() {
     let site = Site::new(40);
     let range = |from, to| Some(EntityBytes::new(from, to).expect("a range"));
     let entity = |entity_bytes| ScopeOptions { scope: DagScope::Entity, entity_bytes, duplicates: false };
+    let file = |entity_bytes| ScopeOptions { scope: DagScope::File, entity_bytes, duplicates: false };
     let block = ScopeOptions { scope: DagScope::Block, ..ScopeOptions::default() };
     let all = ScopeOptions::default();
     let table = [
@@ -137,6 +138,14 @@ fn a_request_covers_what_begins_within_its_path_scope_and_range() {
         (entity(range(-5, None)), entity(range(-10, None)), false),
         (entity(range(10, Some(19))), block, true),
         (block, entity(None), false),
+        (all, file(None), true),
+        (entity(range(10, Some(19))), file(range(12, Some(20))), true),
+        (file(None), file(range(5, Some(9))), true),
+        (file(range(10, Some(19))), file(range(20, None)), false),
+        // It may be a directory, which is to be listed.
+        (file(None), entity(None), false),
+        (file(None), block, true),
+        (block, file(None), false),
     ];
     for (requested, wanted, expected) in table {
         let transfer =

@@ -84,8 +84,10 @@ pub(super) fn lost_changes(dir: &Path) -> Option<&'static str> {
     }
     // A record that is missing within a log, or at the end of one that is not the last, is followed by later ones: only
     // this mode stops there.
-    let db = open_to_read(dir, DBRecoveryMode::PointInTime).ok()?;
-    if db.latest_sequence_number() < SyncedSequence::read(dir) {
+    let of_all = db.latest_sequence_number();
+    drop(db);
+    let found = open_to_read(dir, DBRecoveryMode::PointInTime).map_or(of_all, |db| db.latest_sequence_number());
+    if found < SyncedSequence::read(dir) {
         Some("the log of the list of pins has lost changes that were acknowledged")
     } else {
         None

@@ -690,6 +690,23 @@ async fn malformed_messages_are_offences() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_scope_of_a_later_release_is_refused_and_no_offence() {
+    let (source, root) = file(4);
+    let node = Node::start(source, Link::Tcp).await;
+    let asking = Asking::connect(&node).await;
+    let mut stream = asking.open().await;
+    let cid = root.to_bytes();
+    let body = [&[0x12, u8::try_from(cid.len()).expect("is short")][..], &cid, &[0x20, 9]].concat();
+    let message = [&[0x0a, u8::try_from(body.len()).expect("is short")][..], &body].concat();
+    let frame = [&[u8::try_from(message.len()).expect("is short")][..], &message].concat();
+    write(&mut stream, vec![frame.into()]).await.expect("writes");
+    assert_eq!(read_to_end(&mut stream).await, (vec![], Some(EndStatus::Refused)));
+    // It is served as before.
+    let (answers, _) = asking.ask(request(1, root)).await;
+    assert_eq!((answers.len(), node.offences()), (17, vec![]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_requests_is_answered_with_busy_and_delays_nobody() {
     let (source, root) = site(false);
     // More than the budget of the flooding peer's requests, which wait for credit.

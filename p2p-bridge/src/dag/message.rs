@@ -191,9 +191,12 @@ pub enum DagMessageError {
     /// The path has too many names, too long ones, empty ones, or ones that are not UTF-8.
     #[error("the path has more than {PATH_NAMES_MAX} names or {PATH_BYTES_MAX} bytes, or an invalid name")]
     Path,
-    /// The scope is unknown, or the range is not one.
-    #[error("the scope or the range of bytes is invalid")]
-    Scope,
+    /// The range of bytes is not one.
+    #[error("the range of bytes is invalid")]
+    Range,
+    /// The scope is one that this release does not know: later releases may have more of them.
+    #[error("the scope is not known")]
+    UnknownScope,
     /// There are too many held subtrees.
     #[error("the request has more than {HELD_MAX} held subtrees")]
     TooMany,
@@ -572,15 +575,15 @@ fn scope_of(number: u64) -> Decoded<DagScope> {
         1 => Ok(DagScope::Entity),
         2 => Ok(DagScope::All),
         3 => Ok(DagScope::File),
-        _ => Err(DagMessageError::Scope),
+        _ => Err(DagMessageError::UnknownScope),
     }
 }
 
 fn entity_bytes(from: Option<i64>, to: Option<i64>) -> Decoded<Option<EntityBytes>> {
     match (from, to) {
         (None, None) => Ok(None),
-        (None, Some(_)) => Err(DagMessageError::Scope),
-        (Some(from), to) => EntityBytes::new(from, to).map(Some).map_err(|_| DagMessageError::Scope),
+        (None, Some(_)) => Err(DagMessageError::Range),
+        (Some(from), to) => EntityBytes::new(from, to).map(Some).map_err(|_| DagMessageError::Range),
     }
 }
 

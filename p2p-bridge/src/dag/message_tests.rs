@@ -144,13 +144,13 @@ fn malformed_requests_are_errors() {
         ("a long path", [&root[..], &name(&[b'a'; PATH_BYTES_MAX + 1])].concat(), DagMessageError::Path),
         ("many held subtrees", [&root[..], &held].concat(), DagMessageError::TooMany),
         ("a held subtree without a CID", [&root[..], &field(7, b"")].concat(), DagMessageError::Cid),
-        ("an unknown scope", [&root[..], &varint_field(4, 4)].concat(), DagMessageError::Scope),
-        ("an end without a start", [&root[..], &varint_field(6, 8)].concat(), DagMessageError::Scope),
-        ("a reversed range", [&root[..], &varint_field(5, 10), &varint_field(6, 8)].concat(), DagMessageError::Scope),
+        ("an unknown scope", [&root[..], &varint_field(4, 4)].concat(), DagMessageError::UnknownScope),
+        ("an end without a start", [&root[..], &varint_field(6, 8)].concat(), DagMessageError::Range),
+        ("a reversed range", [&root[..], &varint_field(5, 10), &varint_field(6, 8)].concat(), DagMessageError::Range),
         (
             "a reversed range from the end",
             [&root[..], &varint_field(5, 1), &varint_field(6, 3)].concat(),
-            DagMessageError::Scope,
+            DagMessageError::Range,
         ),
     ];
     for (name, body, error) in table {

@@ -57,6 +57,9 @@ use tracing::{debug, error, info, warn};
 /// The maximum number of rows that one batch of eviction, unpinning or garbage collection changes.
 const CHUNK_ROWS: usize = 1024;
 
+/// The maximum number of segments of a store all of whose files may be lost with a power cut. A full cache has sixteen.
+const YOUNG_SEGMENTS_MAX: usize = 8;
+
 /// Whether the thread continues.
 #[derive(PartialEq, Eq)]
 enum Next {
@@ -244,15 +247,17 @@ impl Writer {
         Ok(())
     }
 
-    /// Fails if all files are missing, one of which had synced values of pins. After power loss, only files without
-    /// acknowledged data can be missing; in a young store these may be all.
+    /// Fails if all files are missing, and one of them had synced values of pins, or they were many. After power loss,
+    /// only files without acknowledged data can be missing; in a young store these may be all.
     fn check_mounted(store: &Store) -> Result<(), StoreError> {
         let synced = store.synced()?.unwrap_or_default();
         let begins_before = |segment: u32| Place { segment, offset: 0 } < synced;
         let has_synced = |(segment, record): &(u32, SegmentRecord)| {
             record.kind == Kind::Pinned && record.blocks > 0 && begins_before(*segment)
         };
-        if store.files.list()?.is_empty() && store.segments()?.iter().any(has_synced) {
+        let segments = store.segments()?;
+        let had_been_written = segments.len() > YOUNG_SEGMENTS_MAX || segments.iter().any(has_synced);
+        if had_been_written && store.files.list()?.is_empty() {
             return Err(StoreError::io(
                 "the directory of segments is empty: mount the file system that it is on, and start again",
             ));

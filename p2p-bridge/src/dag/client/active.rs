@@ -691,8 +691,9 @@ impl ActiveTransfer {
         match end {
             // Only the first stream has an end.
             Some(TransferEnd::Status(_)) => self.fail(TransferEnd::Fault("an end on a further stream".to_owned())),
-            // What the stream had carried is requested otherwise when the transfer ends.
-            Some(TransferEnd::Lost) if self.has_answered.load(Ordering::Relaxed) => {}
+            // The server may reset it, such as at its limit of streams. What it had carried is requested otherwise when
+            // the transfer ends.
+            Some(TransferEnd::Lost) => {}
             Some(end) => self.fail(end),
             None => {}
         }

@@ -213,6 +213,23 @@ async fn several_streams_carry_the_answer_and_fragments_of_it() {
     assert_eq!(lock(&bench.active.fragments).bytes(), 0);
 }
 
+/// A server may reset a further stream, also one that has carried nothing.
+#[tokio::test]
+async fn a_further_stream_that_is_reset_does_not_end_the_transfer() {
+    let mut bench = Bench::new(4, BUDGET_BYTES_MAX).await;
+    let blocks = bench.blocks();
+    let mut further = bench.join().await;
+    // The beginning of a message: what follows is no end of a stream, but its loss.
+    write_all(&mut further, vec![Bytes::from_static(&[100])]).await.expect("writes");
+    drop(further);
+    let ended = tokio::time::timeout(Duration::from_millis(200), bench.events.recv()).await;
+    assert!(ended.is_err(), "{ended:?}");
+    send(&mut bench.first, blocks.iter().map(answer)).await;
+    send(&mut bench.first, [Answer::End(EndStatus::Complete)]).await;
+    let (end, received, _) = bench.ended().await;
+    assert_eq!((end, received), (TransferEnd::Status(EndStatus::Complete), blocks.len()));
+}
+
 /// The children of the file's root: inner nodes with five leaves each.
 fn inner_nodes(site: &Site) -> Vec<Cid> {
     content::dag::links(&site.blocks.peek(&site.file).expect("is stored")).expect("links")

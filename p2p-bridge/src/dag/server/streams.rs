@@ -12,7 +12,7 @@
 
 use super::outbox::{Batch, Next, Outbox, Piece, Written};
 use crate::dag::framing::read_frame;
-use crate::dag::message::{Answer, CONTROL_BYTES_MAX, Control, EndStatus, OPENING_BYTES_MAX, Opening};
+use crate::dag::message::{Answer, CONTROL_BYTES_MAX, Control, DagMessageError, EndStatus, OPENING_BYTES_MAX, Opening};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::future::{Either, select};
 use futures::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -84,12 +84,14 @@ pub enum StreamEvent<S> {
 /// Where the tasks of streams report. Bounded, so that they wait while the swarm task is busy.
 pub type Events<S> = mpsc::Sender<StreamEvent<S>>;
 
-/// Reads the first message of a stream, and hands the stream over with it.
-pub async fn open<S: AsyncRead + Unpin>(asker: Asker, mut inbound: InboundStream<S>, events: Events<S>) {
+/// Reads the first message of a stream, and hands the stream over with it. A scope of a later release is refused: the
+/// asker then uses Bitswap.
+pub async fn open<S: AsyncRead + AsyncWrite + Unpin>(asker: Asker, mut inbound: InboundStream<S>, events: Events<S>) {
     let read = timeout(READ_TIMEOUT, read_frame(&mut inbound.stream, OPENING_BYTES_MAX, READ_TIMEOUT)).await;
     let event = match read {
         Ok(Ok(Some(frame))) => match Opening::decode(frame) {
             Ok(opening) => StreamEvent::Opened(asker, Box::new(opening), inbound),
+            Err(DagMessageError::UnknownScope) => return refuse(inbound, EndStatus::Refused).await,
             Err(error) => StreamEvent::Fault(asker, None, error.to_string()),
         },
         Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {

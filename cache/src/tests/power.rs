@@ -263,6 +263,7 @@ async fn a_store_without_its_segments_starts_unless_they_had_pins() {
                 assert!(!is_pinned, "the pins are lost");
                 assert_eq!(disk.get(first.cid()).await, Err(SourceError::NotFound { cid: *first.cid() }));
                 disk.put_cached(first.clone()).await;
+                disk.flush().await.expect("flushes");
                 assert_eq!(disk.get(first.cid()).await, Ok(first));
             }
             Err(error) => assert!(is_pinned && error.to_string().contains("mount the file system"), "{error}"),

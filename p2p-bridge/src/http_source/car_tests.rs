@@ -968,9 +968,11 @@ async fn whatever_a_gateway_answers_instead_of_a_car_its_blocks_are_used() {
         let node = Node::new(&[&server]);
         let blocks = node.read(root, "text.txt", ENTITY).await.expect(what);
         assert_eq!(blocks, expected(&source, root, "text.txt", ENTITY).await, "{what}");
-        assert_eq!(server.car_requests().len(), 1, "{what} {:?}", server.car_requests());
-        assert!(server.block_requests() <= blocks.len(), "{what}");
         let halves = what.starts_with("half");
+        // What the reader requests after the end of a half is requested as a CAR once more.
+        let cars = server.car_requests();
+        assert!(cars.len() == 1 || halves && cars.len() == 2, "{what} {cars:?}");
+        assert!(server.block_requests() <= blocks.len(), "{what}");
         assert!(!halves || server.block_requests() <= blocks.len() / 2 + 2, "{what}: {}", server.block_requests());
     }
 }

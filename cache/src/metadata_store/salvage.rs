@@ -78,16 +78,13 @@ pub(super) fn has_lost_current(dir: &Path) -> bool {
 /// killed while it wrote a table leaves the same state; those rows are also in the log, so that a salvage loses
 /// nothing.
 pub(super) fn lost_changes(dir: &Path) -> Option<&'static str> {
-    let db = open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord).ok()?;
-    if !unknown_tables(&db, dir).is_empty() {
-        return Some("the manifest of the list of pins has lost changes");
-    }
     // A record that is missing within a log, or at the end of one that is not the last, is followed by later ones: only
-    // this mode stops there.
-    let of_all = db.latest_sequence_number();
-    drop(db);
-    let found = open_to_read(dir, DBRecoveryMode::PointInTime).map_or(of_all, |db| db.latest_sequence_number());
-    if found < SyncedSequence::read(dir) {
+    // the first mode stops there.
+    let modes = [DBRecoveryMode::PointInTime, DBRecoveryMode::SkipAnyCorruptedRecord];
+    let db = modes.into_iter().find_map(|mode| open_to_read(dir, mode).ok())?;
+    if !unknown_tables(&db, dir).is_empty() {
+        Some("the manifest of the list of pins has lost changes")
+    } else if db.latest_sequence_number() < SyncedSequence::read(dir) {
         Some("the log of the list of pins has lost changes that were acknowledged")
     } else {
         None

@@ -161,7 +161,10 @@ impl Node {
         let certificates = listeners.certificates.clone();
         let admin = assembly.admin(&storage, &reached, &services, &gateway, (&addresses, &certificates))?;
         let http = &loaded.config.http;
-        let reset_secret = p2p::derive_secret(&loaded.config.data_dir, RESET_SECRET)?;
+        let reset_secret = match http.http3 {
+            true => p2p::derive_secret(&loaded.config.data_dir, RESET_SECRET)?,
+            false => None,
+        };
         let (public, admin) = listeners.serve((http, reset_secret), &metrics, (gateway, admin), &supervisor);
         let node = Self {
             certificates,

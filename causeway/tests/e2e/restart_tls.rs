@@ -288,7 +288,7 @@ async fn no_request_fails_over_http3_while_the_gateway_restarts() {
     assert!(answered[0] > PHASE_REQUESTS / 2 && answered[PHASES - 1] > PHASE_REQUESTS / 4, "{answered:?}");
 }
 
-/// After SIGKILL there is nobody who could close the connections.
+/// A process that is ended by SIGKILL closes no connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_over_http3_learns_at_once_that_a_restarted_gateway_has_lost_its_connection() {
     let dir = TempDir::new().expect("the temporary folder is writable");

@@ -102,7 +102,7 @@ impl QuicSocket {
         let of_address = |usage: &str| hmac::sign(&secret, format!("{usage} {address}").as_bytes());
         let reset_key = hmac::Key::new(hmac::HMAC_SHA256, of_address("stateless reset").as_ref());
         let mut config = EndpointConfig::new(Arc::new(ResetKey(reset_key)));
-        // Connection IDs that an earlier process issued are told from those that nobody did, which are ignored.
+        // Packets for connection IDs that an earlier process issued are answered with a reset, and others ignored.
         let mut key = [0; size_of::<u64>()];
         key.iter_mut().zip(of_address("connection IDs").as_ref()).for_each(|(byte, derived)| *byte = *derived);
         let key = u64::from_le_bytes(key);

@@ -919,6 +919,24 @@ fn gateway(bench: &mut Bench) -> PeerId {
     gateway
 }
 
+/// A gateway, and a CAR of the file that has brought its first block.
+struct WithCar {
+    bench: Bench,
+    gateway: PeerId,
+    first: Arc<ActiveTransfer>,
+    reader: Reader,
+}
+
+fn with_car() -> WithCar {
+    let mut bench = Bench::new();
+    let reader = Reader::of(&bench.readers, bench.session());
+    let gateway = gateway(&mut bench);
+    want_file(&mut bench, 0, 0);
+    let first = Arc::clone(&bench.transfers[0]);
+    brings(&mut bench, first.id, 0);
+    WithCar { bench, gateway, first, reader }
+}
+
 #[test]
 fn a_gateway_sends_a_file_or_parts_of_it_while_there_are_other_members() {
     let mut bench = Bench::new();
@@ -983,12 +1001,7 @@ fn file_from(from: u64) -> ReadAhead {
 
 #[test]
 fn a_car_that_is_ahead_goes_on_when_one_is_requested_behind_it() {
-    let mut bench = Bench::new();
-    let _reader = Reader::of(&bench.readers, bench.session());
-    let gateway = gateway(&mut bench);
-    want_file(&mut bench, 0, 0);
-    let first = Arc::clone(&bench.transfers[0]);
-    brings(&mut bench, first.id, 0);
+    let WithCar { mut bench, gateway, first, reader: _reader } = with_car();
     first.state().reach(50 * MIB);
     // What it brought there was not kept.
     let session = bench.session();
@@ -1004,12 +1017,7 @@ fn a_car_that_is_ahead_goes_on_when_one_is_requested_behind_it() {
 #[test]
 fn a_car_ends_where_another_one_begins_only_if_that_one_brings_something() {
     for reached in [None, Some(70 * MIB)] {
-        let mut bench = Bench::new();
-        let _reader = Reader::of(&bench.readers, bench.session());
-        gateway(&mut bench);
-        want_file(&mut bench, 0, 0);
-        let first = Arc::clone(&bench.transfers[0]);
-        brings(&mut bench, first.id, 0);
+        let WithCar { mut bench, first, reader: _reader, .. } = with_car();
         want_file(&mut bench, 1, 60 * MIB);
         let second = Arc::clone(&bench.transfers[1]);
         first.state().reach(40 * MIB);
@@ -1026,12 +1034,7 @@ fn a_car_ends_where_another_one_begins_only_if_that_one_brings_something() {
         assert_eq!(is_brought(&second, 70), reached.is_none());
     }
     // It ends without a block.
-    let mut bench = Bench::new();
-    let _reader = Reader::of(&bench.readers, bench.session());
-    gateway(&mut bench);
-    want_file(&mut bench, 0, 0);
-    let first = Arc::clone(&bench.transfers[0]);
-    brings(&mut bench, first.id, 0);
+    let WithCar { mut bench, first, reader: _reader, .. } = with_car();
     want_file(&mut bench, 1, 60 * MIB);
     let second = bench.transfers[1].id;
     bench.client.transfer_ended(second, &TransferEnd::Declined(Decline::Failed), bench.now);

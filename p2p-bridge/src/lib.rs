@@ -42,6 +42,7 @@
 //! | [`fairness`] | fair shares of what is served to peers, over all protocols |
 //! | [`essential`] | tasks whose panic ends the process |
 //! | [`udp`] | socket buffers for QUIC |
+//! | [`peer_tls`] | TLS between peers, with AES where the processor has it |
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
 //! | [`metric_set`] | declarations of metrics, and of the enums of their labels |
 //! | `behaviours` | methods that several network behaviours share |
@@ -78,6 +79,7 @@ pub mod network_policy;
 pub mod no_peers;
 pub mod observers;
 pub mod options;
+pub mod peer_tls;
 pub mod peerbook;
 pub mod peers;
 pub mod private_network;

@@ -1,4 +1,4 @@
-//! The cryptography of TLS: ring for HTTP, as for the resolver. libp2p's QUIC and TLS always use AWS-LC.
+//! The cryptography of TLS: ring for HTTP, as for the resolver. TLS and QUIC between peers use AWS-LC.
 
 /// Makes ring the process's default provider, unless there is one already. HTTPS clients need a default provider.
 pub fn use_ring() {

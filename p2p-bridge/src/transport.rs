@@ -7,6 +7,7 @@
 
 use crate::address_filter::{DialFilter, OperatorAddresses, SocketFilter};
 use crate::counted::{Bandwidth, Counted, Via, Yamux};
+use crate::peer_tls::{self, TlsUpgrade};
 use crate::private_network::SwarmKey;
 use crate::tcp::TcpTransport;
 use futures::future::{BoxFuture, Either, FutureExt as _};
@@ -18,7 +19,8 @@ use libp2p::core::{ConnectedPoint, Negotiated};
 use libp2p::identity::Keypair;
 use libp2p::pnet::PnetConfig;
 use libp2p::swarm::NetworkBehaviour;
-use libp2p::{PeerId, Swarm, SwarmBuilder, Transport, dns, noise, quic, relay, swarm, tls, websocket, yamux};
+use libp2p::tls::TlsStream;
+use libp2p::{PeerId, Swarm, SwarmBuilder, Transport, dns, noise, quic, relay, swarm, websocket, yamux};
 
 /// The maximum number of streams that a peer may open on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 512;
@@ -149,11 +151,13 @@ where
     (peer, StreamMuxerBox::new(muxer))
 }
 
-/// Noise or TLS, as negotiated; the dialer proposes Noise first.
+/// Noise or TLS, as negotiated. Noise has no cipher but ChaCha20, so the dialer proposes TLS first if its processor has
+/// instructions for AES, and Noise first otherwise.
 #[derive(Clone)]
 struct Security {
     noise: noise::Config,
-    tls: tls::Config,
+    tls: TlsUpgrade,
+    tls_first: bool,
 }
 
 /// The error of either.
@@ -162,14 +166,15 @@ enum SecurityError {
     #[error(transparent)]
     Noise(#[from] noise::Error),
     #[error(transparent)]
-    Tls(#[from] tls::UpgradeError),
+    Tls(#[from] std::io::Error),
 }
 
-type Secured<S> = (PeerId, Either<noise::Output<S>, tls::TlsStream<S>>);
+type Secured<S> = (PeerId, Either<noise::Output<S>, TlsStream<S>>);
 
 impl Security {
     fn new(keypair: &Keypair) -> Result<Self, TransportError> {
-        Ok(Self { noise: noise::Config::new(keypair)?, tls: tls::Config::new(keypair)? })
+        let (noise, tls) = (noise::Config::new(keypair)?, TlsUpgrade::new(keypair)?);
+        Ok(Self { noise, tls, tls_first: peer_tls::has_aes() })
     }
 
     fn is_noise(&self, protocol: &'static str) -> bool {
@@ -182,7 +187,8 @@ impl UpgradeInfo for Security {
     type InfoIter = Vec<&'static str>;
 
     fn protocol_info(&self) -> Self::InfoIter {
-        self.noise.protocol_info().chain(self.tls.protocol_info()).collect()
+        let (noise, tls) = (self.noise.protocol_info(), self.tls.protocol_info());
+        if self.tls_first { tls.chain(noise).collect() } else { noise.chain(tls).collect() }
     }
 }
 
@@ -239,4 +245,18 @@ fn counted<M>(bandwidth: &Bandwidth) -> impl Fn((PeerId, M), ConnectedPoint) -> 
 
 fn resolver(error: std::io::Error) -> TransportError {
     format!("cannot read the system's resolver configuration: {error}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_decides_which_security_is_proposed_first() {
+        let mut security = Security::new(&Keypair::generate_ed25519()).expect("keys");
+        for (tls_first, expected) in [(true, ["/tls/1.0.0", "/noise"]), (false, ["/noise", "/tls/1.0.0"])] {
+            security.tls_first = tls_first;
+            assert_eq!(UpgradeInfo::protocol_info(&security), expected);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! TLS between peers, by version 1.0 of the [libp2p TLS specification], for TCP and QUIC.
+//! TLS between peers, by version 1.0 of the [libp2p TLS specification], over TCP and WebSocket.
 //!
 //! Certificates are generated and read by libp2p, which keeps its configuration of rustls to itself: it offers ChaCha20
 //! before AES, and other implementations take what the client offers first. Where the processor has instructions for
@@ -8,6 +8,7 @@
 //!   that use libp2p's configuration offer ChaCha20 first whatever their processor has.
 //! - Sessions are not resumed. All peers have the same (empty) server name, so that a ticket would mostly be presented
 //!   to a peer that cannot read it.
+//! - Secrets are never written to the file that `SSLKEYLOGFILE` names.
 //!
 //! Non-goal: muxers in the ALPN extension. The dialer proposes one muxer and does not wait for the answer
 //! (`Version::V1Lazy`), so negotiating it earlier saves no round trip.
@@ -484,6 +485,22 @@ mod tests {
         // A client of TLS 1.3 is finished before the server has verified its certificate.
         let (_, server) = handshake(forged, upgrade(&honest, true)).await;
         assert!(server.is_err(), "a client without an identity");
+    }
+
+    /// A certificate is public: only the signature of the handshake proves that the peer has its key.
+    #[tokio::test]
+    async fn the_certificate_of_another_peer_is_refused() {
+        let mut impostor = TlsIdentity::new(&Keypair::generate_ed25519()).expect("a certificate");
+        let (_, own_key) = certificate::generate(&Keypair::generate_ed25519()).expect("a certificate");
+        let (stolen, _) = certificate::generate(&Keypair::generate_ed25519()).expect("a certificate");
+        let own_key = impostor.provider.key_provider.load_private_key(own_key).expect("a key");
+        impostor.certificate = Arc::new(CertifiedKey::new(vec![stolen], own_key).into());
+        let impostor = TlsUpgrade::with_identity(&impostor).expect("a configuration");
+        let honest = upgrade(&Keypair::generate_ed25519(), true);
+        let (client, _) = handshake(honest.clone(), impostor.clone()).await;
+        assert!(client.is_err(), "a server with the certificate of another peer");
+        let (_, server) = handshake(impostor, honest).await;
+        assert!(server.is_err(), "a client with the certificate of another peer");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::peer_tls::{self, TlsUpgrade};
 use crate::private_network::SwarmKey;
 use crate::tcp::TcpTransport;
 use futures::future::{BoxFuture, Either, FutureExt as _};
+use futures::io::BufWriter;
 use futures::{AsyncRead, AsyncWrite};
 use libp2p::core::muxing::StreamMuxerBox;
 use libp2p::core::transport::{Boxed, OrTransport};
@@ -169,7 +170,16 @@ enum SecurityError {
     Tls(#[from] std::io::Error),
 }
 
-type Secured<S> = (PeerId, Either<noise::Output<S>, TlsStream<S>>);
+type Secured<S> = (PeerId, Either<noise::Output<S>, BufWriter<TlsStream<S>>>);
+
+/// What is gathered before it is encrypted: a frame of yamux, whose head and body (16 KiB at most) are written one after
+/// the other, and small frames that follow each other. A write to TLS is a record and a write to the socket, so that a
+/// head would be a packet of its own. Noise gathers by itself. yamux flushes when it has nothing more to write.
+const TLS_WRITE_BYTES: usize = 32 * 1024;
+
+fn gathered<S: AsyncRead + AsyncWrite + Unpin>((peer, stream): (PeerId, TlsStream<S>)) -> Secured<S> {
+    (peer, Either::Right(BufWriter::with_capacity(TLS_WRITE_BYTES, stream)))
+}
 
 impl Security {
     fn new(keypair: &Keypair) -> Result<Self, TransportError> {
@@ -203,8 +213,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> InboundConnectionUpgrad
                 let (peer, stream) = self.noise.upgrade_inbound(socket, info).await?;
                 return Ok((peer, Either::Left(stream)));
             }
-            let (peer, stream) = self.tls.upgrade_inbound(socket, info).await?;
-            Ok((peer, Either::Right(stream)))
+            Ok(gathered(self.tls.upgrade_inbound(socket, info).await?))
         }
         .boxed()
     }
@@ -221,8 +230,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> OutboundConnectionUpgra
                 let (peer, stream) = self.noise.upgrade_outbound(socket, info).await?;
                 return Ok((peer, Either::Left(stream)));
             }
-            let (peer, stream) = self.tls.upgrade_outbound(socket, info).await?;
-            Ok((peer, Either::Right(stream)))
+            Ok(gathered(self.tls.upgrade_outbound(socket, info).await?))
         }
         .boxed()
     }

@@ -354,7 +354,7 @@ async fn a_car_ends_where_another_one_begins() {
     let (source, root) = file(&noise(18, 400 * KIB));
     let server = honest(&source).await;
     let mut bench = Bench::of_file(&server, root);
-    bench.active.state().end_at(200 * KIB as u64);
+    bench.active.state().end_at(200 * KIB as u64, false);
     let (end, received) = bench.run().await;
     assert_eq!(end, TransferEnd::Status(EndStatus::Complete));
     // Leaves of 4 KiB, and some nodes above them.

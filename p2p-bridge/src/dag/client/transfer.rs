@@ -556,6 +556,11 @@ impl Transfer {
         self.unsolicited > 0 || !self.early.is_empty()
     }
 
+    /// Whether what is at the end of the path is named.
+    pub fn has_resolved_path(&self) -> bool {
+        self.way.len() > self.path.len()
+    }
+
     /// Whether the server may know of blocks that nothing has named here.
     pub fn names_are_partial(&self) -> bool {
         self.names_are_partial

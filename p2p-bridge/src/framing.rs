@@ -101,6 +101,13 @@ impl Memory {
         Self { timeouts, ..Self::new(bytes) }
     }
 
+    /// A budget that is short of time while memory is short, for tests.
+    #[cfg(test)]
+    pub(super) fn hasty_under_pressure(bytes: usize, quiet: Duration) -> Self {
+        let timeouts = Timeouts { step_under_pressure: Duration::from_millis(20), quiet, ..Timeouts::default() };
+        Self { timeouts, ..Self::new(bytes) }
+    }
+
     /// Takes bytes, and waits for them for a few seconds.
     ///
     /// # Errors
@@ -125,6 +132,16 @@ impl Memory {
     pub fn step_timeout(&self) -> Duration {
         let short = self.bytes.available_permits() < self.bytes_max / 4;
         if short { self.timeouts.step_under_pressure } else { self.timeouts.step }
+    }
+
+    /// The same while memory is not short.
+    pub fn step_timeout_max(&self) -> Duration {
+        self.timeouts.step
+    }
+
+    /// How long a peer sends nothing that has stalled, if it is late. Otherwise it is slow.
+    pub fn quiet_timeout(&self) -> Duration {
+        self.timeouts.quiet
     }
 }
 

@@ -19,7 +19,9 @@
 //!
 //! *Memory.* A section takes twice its size while it is read, once it has begun to arrive: 64 KiB of it are awaited
 //! with memory for these alone. Then each doubling has to arrive within [`Memory::step_timeout`], so that a gateway
-//! that sends a byte now and then does not keep the memory of a section that it has only declared.
+//! that sends a byte now and then does not keep the memory of a section that it has only declared. That time is shorter
+//! while memory is short here, and waiting for memory takes time as well. Neither is the fault of a gateway that goes on
+//! sending: such a transfer ends as if there had been no permit for it.
 //!
 //! *Truncation.* That a body ends says nothing: the verified blocks say what must follow. If it breaks off and a part of
 //! a file is missing, the rest is requested with `entity-bytes`, at most [`RESUMPTIONS_MAX`] times, and only if the last
@@ -34,6 +36,7 @@
 //! | another 5xx, no connection, a timeout | failure |
 //! | others: redirects, other 4xx, a CAR without the root | the DAG is not asked for as a CAR again for a minute |
 //! | 200 with much that is outside of the range | the same |
+//! | 200 without the blocks of the path | the same |
 //! | 200 with blocks that nothing has named, and no others | failure |
 
 use super::address::Base;
@@ -54,6 +57,7 @@ use futures::stream::{self, BoxStream, StreamExt as _};
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
 use reqwest::{Response, StatusCode, Version};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, SemaphorePermit};
@@ -80,6 +84,8 @@ const DECODERS_MEMORY_PART: usize = 8;
 const PROGRESS_BYTES_MIN: usize = 16 * 1024;
 /// How much of a section has to arrive before it gets its memory, in bytes.
 const SECTION_BEGIN_BYTES: usize = 64 * 1024;
+/// How often it is noted that a body waits for memory, so that its gateway does not count as stalled.
+const NOTE_WAITING: Duration = Duration::from_millis(100);
 /// How much of a body is decoded at a time, in bytes.
 const DECODED_BYTES: usize = 64 * 1024;
 
@@ -177,8 +183,7 @@ impl<'a> CarTransfer<'a> {
         let decoder_memory = decoder_memory.filter(|_| is_encoded);
         let body = match Body::new(response, is_encoded, self.client.timeouts.stall, self) {
             Ok(body) => body,
-            // It is out of memory.
-            Err(_) => return Err(TransferEnd::Status(EndStatus::Busy)),
+            Err(_) => return Err(out_of_memory()),
         };
         let end = self.read(body.into_reader()).await;
         drop(decoder_memory);
@@ -257,7 +262,8 @@ impl<'a> CarTransfer<'a> {
     }
 
     /// Reads a section of so many bytes into the buffer, and returns twice its memory: it is copied out of the buffer.
-    /// An error says why it cannot be read; `None`: it is too slow.
+    /// An error says why it cannot be read; `None`: it is too slow. If it is that only because memory is short, the
+    /// transfer ends.
     ///
     /// The memory is taken in two steps, the second of which is almost all of it: transfers that wait for memory hold
     /// next to nothing that others wait for.
@@ -273,6 +279,9 @@ impl<'a> CarTransfer<'a> {
         loop {
             let since = Instant::now();
             match timeout(within, car.buffer_section(end)).await {
+                Err(_) if within < left.min(self.memory().step_timeout_max()) && !self.is_quiet() => {
+                    return Err(out_of_memory());
+                }
                 Err(_) => return Ok(Err(None)),
                 Ok(Err(error)) => return Ok(Err(Some(error))),
                 Ok(Ok(())) if end == bytes => return Ok(Ok(memory)),
@@ -286,8 +295,20 @@ impl<'a> CarTransfer<'a> {
         }
     }
 
+    /// Whether the gateway has stopped, and not only become slow.
+    fn is_quiet(&self) -> bool {
+        self.active.received_at().is_none_or(|at| at.elapsed() >= self.memory().quiet_timeout())
+    }
+
+    /// Takes memory, and waits for it for a few seconds, in which the gateway cannot be late.
     async fn take_memory(&self, bytes: usize) -> Result<OwnedSemaphorePermit, TransferEnd> {
-        self.memory().take(bytes).await.map_err(|_| TransferEnd::Status(EndStatus::Busy))
+        let mut taking = pin!(self.memory().take(bytes));
+        loop {
+            match timeout(NOTE_WAITING, &mut taking).await {
+                Ok(taken) => return taken.map_err(|_| out_of_memory()),
+                Err(_) => self.active.note_bytes(),
+            }
+        }
     }
 
     /// Waits until the window has room for a block.
@@ -302,12 +323,14 @@ impl<'a> CarTransfer<'a> {
 
     /// The gateway sends blocks that nothing has named, in place of the rest or of all that was requested. That is a
     /// fault only if nothing of what was requested can have named them: it may send more of a file than a range, after
-    /// the root, and not all names may be known here.
+    /// the root, and not all names may be known here. Some gateways leave out the blocks of the path, which name what is
+    /// at its end: they are good for single blocks.
     fn unnamed(&self) -> TransferEnd {
         let state = self.active.state();
+        let is_part = state.blocks() > 0 && self.active.request().scope.entity_bytes.is_some();
         if state.names_are_partial() {
             TransferEnd::NamesLost
-        } else if state.blocks() > 0 && self.active.request().scope.entity_bytes.is_some() {
+        } else if is_part || !state.has_resolved_path() {
             TransferEnd::Declined(Decline::Refused)
         } else {
             TransferEnd::Fault("a CAR with blocks that nothing has named".to_owned())
@@ -329,6 +352,11 @@ impl<'a> CarTransfer<'a> {
             Some(end) => Err(end),
         }
     }
+}
+
+/// How a transfer ends if memory is short here.
+fn out_of_memory() -> TransferEnd {
+    TransferEnd::Status(EndStatus::Busy)
 }
 
 /// What an archive that cannot be read further means.

@@ -354,7 +354,7 @@ async fn a_car_ends_where_another_one_begins() {
     let (source, root) = file(&noise(18, 400 * KIB));
     let server = honest(&source).await;
     let mut bench = Bench::of_file(&server, root);
-    bench.active.state().end_at(200 * KIB as u64);
+    bench.active.state().end_at(200 * KIB as u64, false);
     let (end, received) = bench.run().await;
     assert_eq!(end, TransferEnd::Status(EndStatus::Complete));
     // Leaves of 4 KiB, and some nodes above them.
@@ -617,6 +617,82 @@ async fn a_section_that_stops_keeps_its_memory_for_a_short_time() {
     (bench.client.timeouts.stall, bench.client.timeouts.body) = (2 * PATIENCE, 2 * PATIENCE);
     assert_eq!(bench.run().await.0, TransferEnd::Declined(Decline::Failed));
     assert!(bench.context.memory.try_take(WITHOUT_DECODER).is_some());
+}
+
+#[tokio::test]
+async fn a_section_that_is_late_because_memory_is_short_is_no_failure_of_the_gateway() {
+    let (server, root) = trickling(100 * KIB).await;
+    // Whether the gateway counts as having stopped.
+    let cases = [
+        (Duration::from_secs(600), TransferEnd::Status(EndStatus::Busy)),
+        (Duration::ZERO, TransferEnd::Declined(Decline::Failed)),
+    ];
+    for (quiet, end) in cases {
+        let memory = Memory::hasty_under_pressure(WITHOUT_DECODER, quiet);
+        let others = memory.try_take(WITHOUT_DECODER / 8 * 7).expect("is free");
+        let limits = (BUDGET_BYTES_MAX, memory.clone());
+        let mut bench = Bench::with_memory(&server, root, "", ScopeOptions::default(), limits);
+        (bench.client.timeouts.stall, bench.client.timeouts.body) = (2 * PATIENCE, 2 * PATIENCE);
+        assert_eq!(bench.run().await.0, end, "{quiet:?}");
+        drop(others);
+        assert!(memory.try_take(WITHOUT_DECODER).is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_does_not_stall_while_its_body_waits_for_memory() {
+    let (source, root) = file(&noise(21, 2 * KIB));
+    let server = honest(&source).await;
+    let memory = Memory::new(WITHOUT_DECODER);
+    let limits = (BUDGET_BYTES_MAX, memory.clone());
+    let mut bench = Bench::with_memory(&server, root, "", ScopeOptions::default(), limits);
+    let active = Arc::clone(&bench.active);
+    let others = memory.try_take(WITHOUT_DECODER).expect("is free");
+    let task = tokio::spawn(async move { bench.run().await.0 });
+    let deadline = Instant::now() + PATIENCE;
+    let mut noted = HashSet::new();
+    while noted.len() < 3 {
+        assert!(Instant::now() < deadline, "it counts as sending");
+        noted.extend(active.received_at());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(others);
+    assert_eq!(task.await.expect("no panic"), TransferEnd::Status(EndStatus::Complete));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_leaves_out_the_blocks_of_a_path_is_asked_for_single_blocks() {
+    let (source, root) = site(false);
+    let (path, other) = ("a/b/noise.bin", "text.txt");
+    // All of them, and all but the root, of which no more is named than the first name.
+    for kept in [0, 1] {
+        let server = serve(&source, move |request, mut blocks| {
+            blocks.drain(kept.min(request.path.len())..request.path.len());
+            CarResponse::of(archive(&blocks))
+        })
+        .await;
+        let (declined, budgets): (_, &[u64]) = match kept {
+            0 => (Decline::Refused, &[BUDGET_BYTES_MAX, 64 * 1024]),
+            _ => (Decline::Incomplete, &[BUDGET_BYTES_MAX]),
+        };
+        for budget_bytes in budgets {
+            let mut bench = Bench::new(&server, root, path, ENTITY, *budget_bytes);
+            assert_eq!(bench.run().await, (TransferEnd::Declined(declined), kept), "{kept} {budget_bytes}");
+        }
+        let node = Node::new(&[&server]);
+        let before = server.car_requests().len();
+        for path in [path, other] {
+            let blocks = node.read(root, path, ENTITY).await.expect("is read");
+            assert_eq!(blocks, expected(&source, root, path, ENTITY).await, "{kept} {path}");
+        }
+        assert_eq!(server.car_requests().len() - before, 1, "{kept}: not for this DAG");
+        assert_eq!((node.metrics.cars(CarOutcome::Fault), node.metrics.breakers_open.get()), (0, 0), "{kept}");
+        // It sends a DAG without a path.
+        let dag = below(&source, root)[0];
+        let blocks = node.read(dag, "", ENTITY).await.expect("is read");
+        assert_eq!(blocks, expected(&source, dag, "", ENTITY).await, "{kept}");
+        assert_eq!(server.car_requests().len() - before, 2, "{kept}");
+    }
 }
 
 /// The nodes below the root of a file.

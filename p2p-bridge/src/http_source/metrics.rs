@@ -56,7 +56,7 @@ crate::label_values! {
         Lacks = "lacks",
         /// The gateway does not send CARs, or not this one.
         Refused = "refused",
-        /// The gateway is overloaded, or as many requests as are allowed are running.
+        /// The gateway is overloaded, as many requests as are allowed are running, or memory is short here.
         Busy = "busy",
         /// No response, a server error, or a response that broke off or stalled.
         Failed = "failed",

@@ -919,22 +919,42 @@ fn gateway(bench: &mut Bench) -> PeerId {
     gateway
 }
 
-/// A gateway, and a CAR of the file that has brought its first block.
-struct WithCar {
+/// A gateway, or a peer that speaks the DAG protocol.
+fn sender(bench: &mut Bench, is_gateway: bool) -> PeerId {
+    if is_gateway {
+        return gateway(bench);
+    }
+    let peer = bench.connect(true);
+    bench.client.set_speaks_dag(peer, true);
+    peer
+}
+
+/// A source, and a transfer of the file from it that has brought its first block.
+struct WithFile {
     bench: Bench,
-    gateway: PeerId,
+    sender: PeerId,
     first: Arc<ActiveTransfer>,
     reader: Reader,
 }
 
-fn with_car() -> WithCar {
+fn with_file(from_gateway: bool) -> WithFile {
     let mut bench = Bench::new();
     let reader = Reader::of(&bench.readers, bench.session());
-    let gateway = gateway(&mut bench);
+    let sender = sender(&mut bench, from_gateway);
     want_file(&mut bench, 0, 0);
     let first = Arc::clone(&bench.transfers[0]);
     brings(&mut bench, first.id, 0);
-    WithCar { bench, gateway, first, reader }
+    WithFile { bench, sender, first, reader }
+}
+
+/// The bounds of the range of a transfer.
+fn range(active: &ActiveTransfer) -> (i64, Option<i64>) {
+    active.request().scope.entity_bytes.expect("a range").bounds()
+}
+
+/// An offset in MiB.
+fn at(mib: u64) -> i64 {
+    i64::try_from(mib * MIB).expect("small")
 }
 
 #[test]
@@ -966,32 +986,26 @@ fn a_gateway_sends_a_file_or_parts_of_it_while_there_are_other_members() {
 }
 
 #[test]
-fn cars_of_a_file_do_not_overlap() {
-    let mut bench = Bench::new();
-    let _reader = Reader::of(&bench.readers, bench.session());
-    let gateway = gateway(&mut bench);
-    want_file(&mut bench, 0, 0);
-    let first = bench.transfers[0].id;
-    brings(&mut bench, first, 0);
-    // Readers request nodes that are far ahead alone: what is below them is not needed yet.
-    for n in 1..3 {
-        let node = Cid::new_v1(codec::DAG_PB, *cid(n).hash());
-        bench.client.want_ahead(bench.session(), node, Some(Arc::new(ReadAhead::block(node))), bench.now);
+fn transfers_of_a_file_do_not_overlap() {
+    for from_gateway in [false, true] {
+        let WithFile { mut bench, sender, reader: _reader, .. } = with_file(from_gateway);
+        // Readers request nodes that are far ahead alone: what is below them is not needed yet.
+        for n in 1..3 {
+            let node = Cid::new_v1(codec::DAG_PB, *cid(n).hash());
+            bench.client.want_ahead(bench.session(), node, Some(Arc::new(ReadAhead::block(node))), bench.now);
+            bench.drain();
+            bench.block(sender, n);
+        }
+        assert_eq!((bench.transfers.len(), bench.asked.len()), (1, 2));
+        // Readers of other parts, whose leaves may be nodes.
+        let leaf = Cid::new_v1(codec::DAG_PB, *cid(4).hash());
+        bench.client.want_ahead(bench.session(), leaf, Some(Arc::new(file_from(60 * MIB))), bench.now);
         bench.drain();
-        bench.block(gateway, n);
+        want_file(&mut bench, 5, 40 * MIB);
+        let ranges: Vec<_> = bench.transfers.iter().map(|active| range(active)).collect();
+        let expected = [(0, Some(at(100) - 1)), (at(60), Some(at(100) - 1)), (at(40), Some(at(60) - 1))];
+        assert_eq!(ranges, expected, "{from_gateway}");
     }
-    assert_eq!((bench.transfers.len(), bench.asked.len()), (1, 2));
-    // Readers of other parts, whose leaves may be nodes.
-    let (root, leaf) = (Cid::new_v1(codec::DAG_PB, *cid(0).hash()), Cid::new_v1(codec::DAG_PB, *cid(4).hash()));
-    let ahead = Arc::new(ReadAhead::of_file(root, 60 * MIB, 100 * MIB));
-    bench.client.want_ahead(bench.session(), leaf, Some(ahead), bench.now);
-    bench.drain();
-    want_file(&mut bench, 5, 40 * MIB);
-    let range = |active: &Arc<ActiveTransfer>| active.request().scope.entity_bytes.map(|bytes| bytes.bounds());
-    let ranges: Vec<_> = bench.transfers.iter().filter_map(range).collect();
-    let at = |mib: u64| i64::try_from(mib * MIB).expect("small");
-    let expected = [(0, Some(at(100) - 1)), (at(60), Some(at(100) - 1)), (at(40), Some(at(60) - 1))];
-    assert_eq!(ranges, expected);
 }
 
 /// The hint of a reader of that file.
@@ -1000,24 +1014,24 @@ fn file_from(from: u64) -> ReadAhead {
 }
 
 #[test]
-fn a_car_that_is_ahead_goes_on_when_one_is_requested_behind_it() {
-    let WithCar { mut bench, gateway, first, reader: _reader } = with_car();
-    first.state().reach(50 * MIB);
-    // What it brought there was not kept.
-    let session = bench.session();
-    let second = bench.client.planner.start(session, gateway, &file_from(10 * MIB), false, bench.now).expect("starts");
-    let range = second.request().scope.entity_bytes.map(|bytes| bytes.bounds());
-    let at = |mib: u64| i64::try_from(mib * MIB).expect("small");
-    assert_eq!(range, Some((at(10), Some(at(50) - 1))), "the first one brings what follows");
-    brings(&mut bench, second.id, 1);
-    assert!(!first.state().is_needless() && !second.state().is_needless());
-    assert!(first.state().covers(&file_from(60 * MIB)));
+fn a_transfer_that_is_ahead_goes_on_when_one_is_requested_behind_it() {
+    for from_gateway in [false, true] {
+        let WithFile { mut bench, sender, first, reader: _reader } = with_file(from_gateway);
+        first.state().reach(50 * MIB);
+        // What it brought there was not kept.
+        let (session, behind) = (bench.session(), file_from(10 * MIB));
+        let second = bench.client.planner.start(session, sender, &key(1), &behind, false, bench.now).expect("starts");
+        assert_eq!(range(&second), (at(10), Some(at(50) - 1)), "the first one brings what follows");
+        brings(&mut bench, second.id, 1);
+        assert!(!first.state().is_needless() && !second.state().is_needless());
+        assert!(first.state().covers(&file_from(60 * MIB)));
+    }
 }
 
 #[test]
-fn a_car_ends_where_another_one_begins_only_if_that_one_brings_something() {
-    for reached in [None, Some(70 * MIB)] {
-        let WithCar { mut bench, first, reader: _reader, .. } = with_car();
+fn a_transfer_ends_where_another_one_begins_only_if_that_one_brings_something() {
+    for (from_gateway, reached) in [(false, None), (false, Some(70 * MIB)), (true, None), (true, Some(70 * MIB))] {
+        let WithFile { mut bench, first, reader: _reader, .. } = with_file(from_gateway);
         want_file(&mut bench, 1, 60 * MIB);
         let second = Arc::clone(&bench.transfers[1]);
         first.state().reach(40 * MIB);
@@ -1031,16 +1045,83 @@ fn a_car_ends_where_another_one_begins_only_if_that_one_brings_something() {
             Some(_) => assert!(is_brought(&first, 71)),
         }
         second.state().reach(69 * MIB);
-        assert_eq!(is_brought(&second, 70), reached.is_none());
+        assert_eq!(is_brought(&second, 70), reached.is_none(), "{from_gateway}");
     }
     // It ends without a block.
-    let WithCar { mut bench, first, reader: _reader, .. } = with_car();
-    want_file(&mut bench, 1, 60 * MIB);
-    let second = bench.transfers[1].id;
-    bench.client.transfer_ended(second, &TransferEnd::Declined(Decline::Failed), bench.now);
-    bench.drain();
-    first.state().reach(60 * MIB);
-    assert!(!first.state().is_needless());
+    for (from_gateway, end) in [(false, TransferEnd::Lost), (true, TransferEnd::Declined(Decline::Failed))] {
+        let WithFile { mut bench, first, reader: _reader, .. } = with_file(from_gateway);
+        want_file(&mut bench, 1, 60 * MIB);
+        let second = bench.transfers[1].id;
+        bench.client.transfer_ended(second, &end, bench.now);
+        bench.drain();
+        first.state().reach(60 * MIB);
+        assert!(!first.state().is_needless(), "{from_gateway}");
+    }
+}
+
+#[test]
+fn a_short_part_of_a_file_divides_no_transfer_unless_nothing_follows_it() {
+    // The part, and whether the first transfer ends where that begins, in MiB.
+    for (from_gateway, from, to, divides) in
+        [(false, 60, 61, false), (false, 95, 100, true), (false, 60, 76, true), (true, 60, 61, false)]
+    {
+        let WithFile { mut bench, first, reader: _reader, .. } = with_file(from_gateway);
+        let ahead = ReadAhead::of_file(first.request().root, from * MIB, to * MIB);
+        bench.client.want_ahead(bench.session(), cid(1), Some(Arc::new(ahead)), bench.now);
+        bench.drain();
+        let second = bench.transfers[1].id;
+        brings(&mut bench, second, 1);
+        // Neither does it cut what is requested next.
+        want_file(&mut bench, 2, 40 * MIB);
+        let end = if divides { from } else { 100 };
+        assert_eq!(range(&bench.transfers[2]), (at(40), Some(at(end) - 1)), "{from_gateway} {from} {to}");
+        first.state().reach((from - 1) * MIB);
+        assert_eq!(!first.state().covers(&file_from(from * MIB)), divides, "{from_gateway} {from} {to}");
+    }
+}
+
+#[test]
+fn a_transfer_is_started_for_a_reader_that_is_far_behind_the_running_one() {
+    // Where the reader is, whether the running transfer is full, and the range of the next one, in MiB.
+    let table = [
+        (10, false, Some((10, 50))),
+        (40, false, None),
+        (10, true, Some((10, 100))),
+        // What the reader needs is buffered, except for this block.
+        (40, true, None),
+    ];
+    for (from, is_full, expected) in table {
+        let mut bench = Bench::new();
+        let (root, _) = directory(MIB);
+        let session = *root.cid().hash();
+        let _reader = Reader::of(&bench.readers, session);
+        let peer = sender(&mut bench, false);
+        let want = |bench: &mut Bench, from: u64| {
+            let ahead = ReadAhead::of_file(*root.cid(), from * MIB, 100 * MIB);
+            bench.client.want_ahead(session, *root.cid(), Some(Arc::new(ahead)), bench.now);
+            bench.drain();
+        };
+        want(&mut bench, 0);
+        let first = Arc::clone(&bench.transfers[0]);
+        name_children(&first, &root);
+        bench.client.transfer_received(first.id, root.key().expect("a key"), 1_000, bench.now);
+        bench.drain();
+        bench.asked.clear();
+        first.state().reach(50 * MIB);
+        if is_full {
+            fill(&first);
+        }
+        // A block that it has brought, and that was not kept.
+        want(&mut bench, from);
+        let asked: Vec<_> = bench.asked.iter().map(|(asked, entry)| (*asked, entry.cid, entry.ask)).collect();
+        let Some((from, to)) = expected else {
+            assert_eq!((bench.transfers.len(), asked), (1, vec![(peer, *root.cid(), Ask::Block)]), "{from} {is_full}");
+            continue;
+        };
+        assert_eq!((bench.transfers.len(), asked.len()), (2, 0), "{from} {is_full}");
+        assert_eq!(range(&bench.transfers[1]), (at(from), Some(at(to) - 1)), "{from} {is_full}");
+        assert_eq!(first.state().has_ended(), is_full, "one that is full is replaced");
+    }
 }
 
 #[test]

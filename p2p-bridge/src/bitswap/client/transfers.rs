@@ -70,11 +70,8 @@ impl Client {
         }
         let want = self.wants.get(key).filter(|want| !want.is_untransferable)?;
         let (session, ahead) = want.ahead.as_ref()?;
-        if self.planner.has_passed(session, &peer, key, ahead) {
-            return None;
-        }
         let is_shared = self.is_shared(session, &peer);
-        let active = self.planner.start(*session, peer, ahead, is_shared, now)?;
+        let active = self.planner.start(*session, peer, key, ahead, is_shared, now)?;
         let transfer = active.id;
         self.actions.push_back(Action::Transfer(active));
         Some(transfer)

@@ -245,11 +245,13 @@ struct Streams {
     opened: usize,
     /// Whether the size of the answer is not known.
     is_guess: bool,
+    /// The permits of the open ones while it is not known.
+    guesses: Option<OwnedSemaphorePermit>,
 }
 
 impl Default for Streams {
     fn default() -> Self {
-        Self { needed: 1, opened: 1, is_guess: true }
+        Self { needed: 1, opened: 1, is_guess: true, guesses: None }
     }
 }
 
@@ -533,9 +535,21 @@ impl ActiveTransfer {
         lock(&self.streams).is_guess
     }
 
-    /// A further stream is being opened.
-    pub(super) fn opens_stream(&self) {
-        lock(&self.streams).opened += 1;
+    /// A further stream is being opened, possibly with the permit of a guess.
+    pub(super) fn opens_stream(&self, guess: Option<OwnedSemaphorePermit>) {
+        let mut streams = lock(&self.streams);
+        streams.opened += 1;
+        // The size may have become known since the permit was acquired.
+        let Some(guess) = guess.filter(|_| streams.is_guess) else { return };
+        match &mut streams.guesses {
+            Some(guesses) => guesses.merge(guess),
+            None => streams.guesses = Some(guess),
+        }
+    }
+
+    /// A further stream has ended, or was not opened: its permit, if it was a guess to the end, is released.
+    pub(super) fn stream_ended(&self) {
+        drop(lock(&self.streams).guesses.as_mut().and_then(|guesses| guesses.split(1)));
     }
 
     /// Runs the transfer to its end, which `conversation` returns unless the transfer is cancelled before.
@@ -927,15 +941,18 @@ impl ActiveTransfer {
         self.report(TransferEvent::Received { transfer: self.id, key, bytes });
     }
 
-    /// Requests as many streams as so many bytes need, which may be a guess.
-    fn widen_for(self: &Arc<Self>, bytes: u64, is_guess: bool) {
+    /// Requests as many streams as so many bytes need, which may be a guess. Once it is none, the open streams count as
+    /// guesses no longer, so that other transfers may guess.
+    pub(super) fn widen_for(self: &Arc<Self>, bytes: u64, is_guess: bool) {
         let needed = usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX);
-        let is_news = {
+        let (is_news, guesses) = {
             let mut streams = lock(&self.streams);
             let before = (streams.needed, streams.is_guess);
             (streams.needed, streams.is_guess) = (needed, is_guess);
-            before != (needed, is_guess) && streams.opened < needed
+            let guesses = streams.guesses.take_if(|_| !is_guess);
+            (before != (needed, is_guess) && streams.opened < needed || guesses.is_some(), guesses)
         };
+        drop(guesses);
         if is_news && let Some(widen) = lock(&self.widen).as_ref() {
             // The connection may have ended.
             let _ = widen.send(Arc::clone(self));

@@ -309,7 +309,7 @@ async fn more_streams_are_opened_once_the_size_of_the_file_is_known() {
     assert!(!bench.active.guesses_streams());
     bench.active.widen_for(ASSUMED_BYTES + 2 * STREAM_BYTES, false);
     assert_eq!(requested(&mut bench), (true, assumed + 1));
-    (0..3).for_each(|_| bench.active.opens_stream());
+    (0..3).for_each(|_| bench.active.opens_stream(None));
     bench.active.widen_for(u64::MAX, false);
     assert_eq!(requested(&mut bench), (true, STREAMS_MAX - 4));
     bench.active.widen_for(u64::MAX, false);

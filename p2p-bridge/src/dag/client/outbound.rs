@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 /// The maximum number of further streams of a connection: a peer accepts 128 streams, and each transfer needs one.
 const FURTHER_MAX: usize = 64;
-/// Those of them that may be opened while it is not known whether the answer is that long.
+/// Those of them that may be open while it is not known whether the answer is that long.
 const GUESSED_MAX: usize = FURTHER_MAX / 2;
 
 /// What a stream is opened for. Dropped when it cannot be opened.
@@ -29,11 +29,25 @@ pub enum StreamPurpose {
     Further(Arc<ActiveTransfer>, StreamPermits),
 }
 
-/// What a further stream takes of what the connection may have, until it ends or is not opened.
+/// What a further stream takes of what the connection may have, until it ends or is not opened. The transfer has the
+/// permit of a guess, because it is released earlier if the size of the answer becomes known.
 #[derive(Debug)]
 pub struct StreamPermits {
     _further: OwnedSemaphorePermit,
-    _guessed: Option<OwnedSemaphorePermit>,
+    transfer: Arc<ActiveTransfer>,
+}
+
+impl StreamPermits {
+    fn of(transfer: &Arc<ActiveTransfer>, further: OwnedSemaphorePermit, guess: Option<OwnedSemaphorePermit>) -> Self {
+        transfer.opens_stream(guess);
+        Self { _further: further, transfer: Arc::clone(transfer) }
+    }
+}
+
+impl Drop for StreamPermits {
+    fn drop(&mut self) {
+        self.transfer.stream_ended();
+    }
 }
 
 /// The further streams that may be opened on a connection.
@@ -48,10 +62,11 @@ impl StreamLimits {
         Self { further, guessed }
     }
 
-    fn try_acquire(&self, is_guess: bool) -> Option<StreamPermits> {
+    /// The permits of another stream of a transfer, which counts as opened then.
+    fn try_acquire(&self, transfer: &Arc<ActiveTransfer>) -> Option<StreamPermits> {
         let acquire = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
-        let guessed = if is_guess { Some(acquire(&self.guessed)?) } else { None };
-        Some(StreamPermits { _further: acquire(&self.further)?, _guessed: guessed })
+        let guess = if transfer.guesses_streams() { Some(acquire(&self.guessed)?) } else { None };
+        Some(StreamPermits::of(transfer, acquire(&self.further)?, guess))
     }
 }
 
@@ -117,11 +132,9 @@ impl Outbound {
     /// A further stream of the next transfer that needs one, if the connection may have another one for it.
     fn next_further(&mut self) -> Option<StreamPurpose> {
         self.widening.retain(|transfer| transfer.lacking_streams() > 0);
-        let may_have = |transfer: &Arc<ActiveTransfer>| self.limits.try_acquire(transfer.guesses_streams());
-        let (at, permits) =
-            self.widening.iter().enumerate().find_map(|(at, transfer)| Some((at, may_have(transfer)?)))?;
+        let may_have = |(at, transfer)| Some((at, self.limits.try_acquire(transfer)?));
+        let (at, permits) = self.widening.iter().enumerate().find_map(may_have)?;
         let transfer = self.widening.remove(at)?;
-        transfer.opens_stream();
         self.widening.push_back(Arc::clone(&transfer));
         Some(StreamPurpose::Further(transfer, permits))
     }
@@ -156,6 +169,10 @@ mod tests {
     use crate::dag::message::TransferId;
     use content::scope::{DagScope, EntityBytes, ScopeOptions};
     use futures::task::noop_waker;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
+    const MIB: u64 = 1024 * 1024;
 
     fn empty(context: &Arc<DagContext>) -> Outbound {
         let budgets = Budgets::new(context.memory.clone(), Arc::default());
@@ -218,6 +235,41 @@ mod tests {
         drop((of_large, shared, rest));
         begin(&outbound, &large[3]);
         assert_eq!(count(&further(&mut outbound), &large[3]), STREAMS_MAX - 1, "streams that have ended do not count");
+    }
+
+    /// Notes whether it was woken.
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn streams_are_no_guesses_any_more_once_the_size_is_known() {
+        let starts = [(); 12].map(|()| Start::of_random_peer());
+        let mut outbound = empty(&starts[0].context);
+        starts.iter().for_each(|start| start.active.request_streams(outbound.widen.0.clone()));
+        let mut guesses = further(&mut outbound);
+        assert_eq!((guesses.len(), count(&guesses, &starts[0])), (GUESSED_MAX, 3), "each needs three");
+        let woken = Arc::new(Woken::default());
+        assert!(outbound.poll(&mut Context::from_waker(&Arc::clone(&woken).into())).is_none());
+        // It is as large as was assumed, so that it needs no other ones.
+        starts[0].active.widen_for(MIB, false);
+        assert!(woken.0.load(Ordering::Relaxed), "others can go on");
+        assert_eq!(further(&mut outbound).len(), 3, "its streams go on, and are no guesses");
+        // Those have ended at once. A stream that ends as a guess leaves room for one.
+        let free = |outbound: &Outbound| outbound.limits.guessed.available_permits();
+        assert_eq!((free(&outbound), outbound.limits.further.available_permits()), (3, FURTHER_MAX - GUESSED_MAX));
+        let last = guesses.iter().rposition(|(id, _)| *id == starts[1].active.id).expect("it has three");
+        drop(guesses.remove(last));
+        assert_eq!(free(&outbound), 4);
+        guesses.retain(|(id, _)| *id != starts[0].active.id);
+        assert_eq!(free(&outbound), 4, "these were released before");
+        drop(guesses);
+        assert_eq!((free(&outbound), outbound.limits.further.available_permits()), (GUESSED_MAX, FURTHER_MAX));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use super::active::{ActiveTransfer, Context, Decline, TransferEnd};
 use super::metrics::EndKind;
-use super::transfer::{CREDIT_PART, Prospect, expected_bytes};
+use super::transfer::{CREDIT_PART, Prospect, expected_bytes, first_byte};
 use crate::dag::message::{BUDGET_BYTES_MAX, BUDGET_BYTES_MIN, EndStatus, Request, TransferId};
 use crate::observers::BlockTransport;
 use crate::recent::{Recent, recent};
@@ -206,23 +206,28 @@ impl Planner {
     }
 
     /// Whether a running transfer from a peer has brought a block that is wanted nevertheless, because it was not kept.
-    /// It is to be requested alone: another transfer would bring again all that follows, beside the running one. CARs
-    /// of a file are divided instead.
-    pub fn has_passed(&self, session: &SessionId, peer: &PeerId, key: &BlockKey, ahead: &ReadAhead) -> bool {
-        let is_divided = self.is_gateway(peer) && ahead.scope.entity_bytes.is_some();
-        let of_pair = |running: &&Running| running.active.session == *session && running.active.peer == *peer;
-        let mut running = self.transfers.values().filter(of_pair).filter(|running| !running.has_ended);
-        !is_divided && running.any(|running| running.active.state().has_passed(key))
+    /// It is to be requested alone: another transfer would bring again all that follows, beside the running one. A file
+    /// is divided instead if a reader is back where no more can be buffered, and among CARs always, of which a block
+    /// alone is another request.
+    fn has_passed(&self, session: &SessionId, peer: &PeerId, key: &BlockKey, ahead: &ReadAhead) -> bool {
+        let (is_gateway, from) = (self.is_gateway(peer), first_byte(&ahead.scope));
+        self.of_pair(session, peer).any(|running| {
+            let state = running.active.state();
+            let is_divided =
+                || state.is_of_file(ahead) && from.is_some_and(|from| is_gateway || state.is_far_past(from));
+            state.has_passed(key) && !is_divided()
+        })
     }
 
-    /// Starts a transfer from a peer for what a reader will request, unless it is not worth it or not possible. If several
-    /// peers share the work (`is_shared`), it is for a part of a file that is [`STRIPE_BYTES`] long at most: the reader's
-    /// next wants start others, from the peer that is the best by then. It takes the place of those from the peer that are
-    /// full, whose blocks stay buffered.
+    /// Starts a transfer from a peer for a block, and what a reader will request after it, unless it is not worth it or
+    /// not possible. If several peers share the work (`is_shared`), it is for a part of a file that is [`STRIPE_BYTES`]
+    /// long at most: the reader's next wants start others, from the peer that is the best by then. It takes the place of
+    /// those from the peer that are full, whose blocks stay buffered.
     pub fn start(
         &mut self,
         session: SessionId,
         peer: PeerId,
+        key: &BlockKey,
         ahead: &ReadAhead,
         is_shared: bool,
         now: Instant,
@@ -238,7 +243,7 @@ impl Planner {
             active.session == session && active.peer == peer && (is_ending || running.begins_late())
         };
         let waits = self.is_gateway(&peer) && self.transfers.values().any(is_uncertain);
-        if rests || waits || ahead.is_single_block() {
+        if rests || waits || ahead.is_single_block() || self.has_passed(&session, &peer, key, ahead) {
             return None;
         }
         let count = |is_such: &dyn Fn(&ActiveTransfer) -> bool| {
@@ -248,7 +253,7 @@ impl Planner {
             || count(&|active| active.session == session) >= PER_SESSION_MAX
             || count(&|active| active.peer == peer) >= PER_PEER_MAX;
         let scope = if is_shared { stripe(&ahead.scope) } else { ahead.scope };
-        let scope = self.before_other_cars(&session, &peer, ahead, scope);
+        let scope = self.before_others(&session, &peer, ahead, scope);
         let budget_bytes = self.window(&context, expected_bytes(&scope, None))?;
         let request = Request {
             transfer: TransferId(self.next_id),
@@ -263,8 +268,7 @@ impl Planner {
         if is_full || !request.has_valid_path() {
             return None;
         }
-        let of_pair = |running: &&Running| running.active.session == session && running.active.peer == peer;
-        for full in self.transfers.values().filter(of_pair).filter(|running| running.is_full_of_unawaited()) {
+        for full in self.of_pair(&session, &peer).filter(|running| running.is_full_of_unawaited()) {
             full.active.cancel();
         }
         self.next_id += 1;
@@ -287,56 +291,61 @@ impl Planner {
         Some(active)
     }
 
-    /// The running CARs of a gateway for a session.
-    fn cars(&self, session: &SessionId, gateway: &PeerId) -> impl Iterator<Item = &ActiveTransfer> {
-        let is_gateway = self.is_gateway(gateway);
-        let running = self.transfers.values().filter(move |running| is_gateway && !running.has_ended);
-        let active = running.map(|running| &*running.active);
-        active.filter(move |car| car.session == *session && car.peer == *gateway)
+    /// The running transfers from a peer for a session.
+    fn of_pair(&self, session: &SessionId, peer: &PeerId) -> impl Iterator<Item = &Running> {
+        self.transfers.values().filter(move |running| {
+            !running.has_ended && running.active.session == *session && running.active.peer == *peer
+        })
     }
 
-    /// A scope without what running CARs bring that are later in the same file.
-    fn before_other_cars(
+    /// A scope without what running transfers from the same peer bring that are later in the same file. Those that are
+    /// full give way to the next one.
+    fn before_others(
         &self,
         session: &SessionId,
-        gateway: &PeerId,
+        peer: &PeerId,
         ahead: &ReadAhead,
         scope: ScopeOptions,
     ) -> ScopeOptions {
         let Some((from @ 0.., to)) = scope.entity_bytes.map(|bytes| bytes.bounds()) else { return scope };
-        let is_of_file = |car: &&ActiveTransfer| {
-            let request = car.request();
-            let is_such =
-                request.scope.scope == scope.scope || [request.scope, scope].iter().all(|it| it.scope.is_entity());
-            request.root.hash() == ahead.root.hash() && request.path == ahead.path && is_such
-        };
-        let positions = self.cars(session, gateway).filter(is_of_file).map(|car| car.state().position());
+        let end = to.and_then(|to| u64::try_from(to).ok()).map_or(u64::MAX, |to| to.saturating_add(1));
+        let others = self.of_pair(session, peer).filter(|other| !other.is_full_of_unawaited());
+        let positions = others.filter_map(|other| {
+            let state = other.active.state();
+            let (position, its_end) = (state.position(), state.end_of_file());
+            (state.is_of_file(ahead) && brings_rest((position, its_end), end)).then_some(position)
+        });
         let next = positions.filter_map(|position| i64::try_from(position).ok()).filter(|next| from < *next).min();
         let ends_before = next.filter(|next| to.is_none_or(|to| to < 0 || *next <= to));
         let part = ends_before.and_then(|next| EntityBytes::new(from, Some(next - 1)).ok());
         ScopeOptions { entity_bytes: part.or(scope.entity_bytes), ..scope }
     }
 
-    /// A CAR has begun to bring its part of a file. Those that include it end where it begins; if one has got there in
-    /// the meantime, the CAR ends where that one is.
-    fn divide_cars(&self, begun: &ActiveTransfer) {
+    /// A transfer has begun to bring its part of a file. Those from the same peer that include it end where it begins; if
+    /// one has got there in the meantime, the transfer ends where that one is.
+    fn divide(&self, begun: &ActiveTransfer) {
         let request = begun.request();
-        let from = request.scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok());
-        let Some(from) = from else { return };
+        let Some(from) = first_byte(&request.scope) else { return };
         let ahead = ReadAhead { root: request.root, path: request.path.clone(), scope: request.scope };
-        for car in self.cars(&begun.session, &begun.peer).filter(|car| car.id != begun.id) {
-            let position = {
-                let mut state = car.state();
-                if state.has_ended() || !state.includes(&ahead) {
+        let (end, credit_ends) = (begun.state().end_of_file(), !self.is_gateway(&begun.peer));
+        for other in self.of_pair(&begun.session, &begun.peer).filter(|other| other.active.id != begun.id) {
+            let (position, its_end) = {
+                let mut state = other.active.state();
+                if state.has_ended() || !state.is_of_file(&ahead) || !state.includes(&ahead) {
                     continue;
                 }
+                let its_end = state.end_of_file();
                 if state.position() <= from {
-                    state.end_at(from);
+                    if brings_rest((from, end), its_end) {
+                        state.end_at(from, credit_ends);
+                    }
                     continue;
                 }
-                state.position()
+                (state.position(), its_end)
             };
-            begun.state().end_at(position);
+            if brings_rest((position, its_end), end) {
+                begun.state().end_at(position, credit_ends);
+            }
         }
     }
 
@@ -432,7 +441,7 @@ impl Planner {
         let Some(running) = self.transfers.get_mut(&id) else { return };
         if !std::mem::replace(&mut running.has_brought, true) {
             let active = Arc::clone(&running.active);
-            self.divide_cars(&active);
+            self.divide(&active);
         }
     }
 
@@ -585,6 +594,13 @@ impl Planner {
             true
         }
     }
+}
+
+/// Whether a part of a file takes the place of the rest of a transfer that ends at `end`: it goes on as far, or for more
+/// than is sent ahead. After a shorter one, the reader of the rest would have to begin anew, which takes longer than what
+/// is sent twice.
+fn brings_rest((from, to): (u64, u64), end: u64) -> bool {
+    to >= end || to.saturating_sub(from) >= BUDGET_BYTES_MAX
 }
 
 /// The first part of a range of a file that one of several peers is asked for.

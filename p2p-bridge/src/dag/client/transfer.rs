@@ -30,6 +30,8 @@ const REFUSED_MAX: usize = 1024;
 pub const UNSOLICITED_MAX: usize = 8;
 /// What the last blocks of a transfer without further credit may leave of its budget, because the next one does not fit.
 const CAPPED_MARGIN_BYTES: u64 = 512 * 1024;
+/// The nodes above the leaves of a file, and what each block counts in addition, are less than this part of them.
+const INNER_PART: u64 = 16;
 /// How far from the last received byte of a file a block may be, in windows, for a reader to wait for it.
 const REACH_WINDOWS: u64 = 2;
 
@@ -170,6 +172,8 @@ pub struct Transfer {
     passed: u64,
     /// Where in the file another transfer begins, which brings the rest.
     until: Option<u64>,
+    /// Whether credit is given for what precedes that only, to a peer that sends as far as its budget goes.
+    credit_ends: bool,
     /// The size of the file, once its root has arrived.
     file_bytes: Option<u64>,
     blocks: u64,
@@ -206,6 +210,7 @@ impl Transfer {
             reached: 0,
             passed: 0,
             until: None,
+            credit_ends: false,
             file_bytes: None,
             blocks: 0,
             delivering: HashSet::new(),
@@ -379,9 +384,11 @@ impl Transfer {
         }
     }
 
-    /// Another transfer brings the rest of the file from there on.
-    pub fn end_at(&mut self, offset: u64) {
+    /// Another transfer brings the rest of the file from there on. A CAR is not read further; a peer gets no more credit
+    /// than for what precedes it (`credit_ends`).
+    pub fn end_at(&mut self, offset: u64, credit_ends: bool) {
         self.until = Some(self.until.map_or(offset, |until| until.min(offset)));
+        self.credit_ends = credit_ends;
     }
 
     /// Whether it brings only what is dropped, or what another one brings.
@@ -480,8 +487,19 @@ impl Transfer {
 
     fn due(&self) -> Option<u64> {
         let due = self.released_bytes.saturating_add(self.window_bytes).saturating_sub(self.granted_bytes);
+        let due = due.min(self.credit_left());
         let is_given = !self.has_ended && !self.is_capped && due >= self.window_bytes / CREDIT_PART;
         (due > 0 && is_given).then_some(due)
+    }
+
+    /// How much more credit may be given, if another transfer brings the rest: enough for what precedes that, with the
+    /// nodes above it, and for a block of any size.
+    fn credit_left(&self) -> u64 {
+        let Some(until) = self.until.filter(|_| self.credit_ends) else { return u64::MAX };
+        let rest = until.saturating_sub(self.position());
+        let needed =
+            if rest == 0 { 0 } else { rest.saturating_add(rest / INNER_PART).saturating_add(BUDGET_BYTES_MIN) };
+        needed.saturating_sub(self.granted_bytes.saturating_sub(self.received_bytes))
     }
 
     /// The bytes that may be under way or buffered.
@@ -501,7 +519,8 @@ impl Transfer {
 
     /// Whether it has brought all that its budget allows, and gets no more.
     pub fn is_used_up(&self) -> bool {
-        self.is_capped && self.is_blocked()
+        let is_past_end = self.credit_ends && self.until.is_some_and(|until| until <= self.position());
+        (self.is_capped || is_past_end) && self.is_blocked()
     }
 
     /// Whether the server may not send more until something is released. Credit that is due is given soon.
@@ -535,6 +554,11 @@ impl Transfer {
     /// Whether blocks have arrived that nothing has named so far.
     pub fn has_unnamed(&self) -> bool {
         self.unsolicited > 0 || !self.early.is_empty()
+    }
+
+    /// Whether what is at the end of the path is named.
+    pub fn has_resolved_path(&self) -> bool {
+        self.way.len() > self.path.len()
     }
 
     /// Whether the server may know of blocks that nothing has named here.
@@ -623,6 +647,18 @@ impl Transfer {
         first_byte(&self.scope).unwrap_or(0)
     }
 
+    /// The end of what it brings of a file, as far as that is known.
+    pub fn end_of_file(&self) -> u64 {
+        let range = self.scope.entity_bytes;
+        let end = match range.map(|range| range.bounds().1) {
+            Some(Some(to @ 0..)) => u64::try_from(to).ok().map(|to| to.saturating_add(1)),
+            _ => None,
+        };
+        let rest = self.granted_bytes.saturating_sub(self.received_bytes);
+        let budget_end = self.is_capped.then(|| self.position().saturating_add(rest));
+        [end, self.file_bytes, self.until, budget_end].into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
     /// Where it is in the file: what precedes it was brought, or was not requested.
     pub fn position(&self) -> u64 {
         self.reached.max(self.begin())
@@ -639,10 +675,26 @@ impl Transfer {
         self.includes(ahead) && self.is_near(first_byte(&ahead.scope))
     }
 
+    /// The names that are left from a block on, which is on the way to the end of the path.
+    fn path_from(&self, root: &Cid) -> Option<&[String]> {
+        let at = self.way.iter().position(|cid| cid.hash() == root.hash())?;
+        self.path.get(at..)
+    }
+
+    /// Whether it brings a part of the file, or all of it, of which a reader requests a part.
+    pub fn is_of_file(&self, ahead: &ReadAhead) -> bool {
+        let are_files = [&self.scope, &ahead.scope].into_iter().all(|scope| scope.scope.is_entity());
+        are_files && self.path_from(&ahead.root).is_some_and(|rest| *rest == ahead.path[..])
+    }
+
+    /// Whether it is past that byte of its file by more than what can be buffered.
+    pub fn is_far_past(&self, offset: u64) -> bool {
+        self.position().saturating_sub(offset) > self.window_bytes
+    }
+
     /// Whether the request covers what a reader requests first.
     pub fn includes(&self, ahead: &ReadAhead) -> bool {
-        let at = self.way.iter().position(|cid| cid.hash() == ahead.root.hash());
-        let Some(rest) = at.and_then(|at| self.path.get(at..)) else { return false };
+        let Some(rest) = self.path_from(&ahead.root) else { return false };
         if *rest != ahead.path[..] {
             // The reader requests fewer names, for their blocks alone.
             return ahead.scope.scope == DagScope::Block && rest.starts_with(&ahead.path);
@@ -756,7 +808,7 @@ pub fn expected_bytes(scope: &ScopeOptions, file_bytes: Option<u64>) -> Option<u
 }
 
 /// The first byte of the range of a scope, if it is not counted from the end of the file.
-fn first_byte(scope: &ScopeOptions) -> Option<u64> {
+pub(super) fn first_byte(scope: &ScopeOptions) -> Option<u64> {
     scope.entity_bytes.and_then(|bytes| u64::try_from(bytes.bounds().0).ok())
 }
 

@@ -389,8 +389,8 @@ fn what_another_transfer_brings_is_not_waited_for() {
     let request = Request { root: site.file, path: Vec::new(), ..site.request(BUDGET_BYTES_MAX) };
     let mut asker = Asker::new(&request);
     let until = 5 * LEAF_BYTES as u64;
-    asker.transfer.end_at(until);
-    asker.transfer.end_at(2 * until);
+    asker.transfer.end_at(until, false);
+    asker.transfer.end_at(2 * until, false);
     let from = |from: u64| ReadAhead::of_file(site.file, from, site.file_bytes as u64);
     assert!(asker.transfer.covers(&from(until - 1)) && !asker.transfer.covers(&from(until)));
     let blocks = site.blocks_of(&request);
@@ -398,6 +398,40 @@ fn what_another_transfer_brings_is_not_waited_for() {
     // Two nodes and five leaves.
     assert_eq!(before, Some(6));
     assert_eq!(asker.transfer.prospect(&key(blocks[7].cid()), None), Prospect::None);
+}
+
+#[test]
+fn a_peer_gets_credit_for_what_precedes_another_transfer_and_little_more() {
+    let site = Site::new(9_000);
+    let window = BUDGET_BYTES_MIN + BUDGET_BYTES_MIN / 8;
+    let request = Request { root: site.file, path: Vec::new(), ..site.request(window) };
+    let blocks = site.blocks_of(&request);
+    let until = 3_000 * LEAF_BYTES as u64;
+    for credit_ends in [false, true] {
+        let mut asker = Asker::new(&request);
+        let (mut budget, mut bytes_until) = (window, None);
+        for block in &blocks {
+            let answer = Answer::plain(block);
+            let bytes = answer.budget_bytes();
+            if asker.transfer.received_bytes > window / 2 {
+                asker.transfer.end_at(until, credit_ends);
+            }
+            if asker.transfer.position() >= until {
+                bytes_until.get_or_insert(asker.transfer.received_bytes);
+            }
+            budget += asker.transfer.credit().unwrap_or(0);
+            if budget < bytes {
+                break;
+            }
+            budget -= bytes;
+            asker.take(answer).expect("is within the budget");
+            asker.read();
+        }
+        assert_eq!(asker.received.len() == blocks.len(), !credit_ends);
+        assert_eq!(asker.transfer.is_used_up(), credit_ends);
+        let further = asker.transfer.received_bytes - bytes_until.expect("all that precedes it arrives");
+        assert!(!credit_ends || further <= window, "{further}");
+    }
 }
 
 #[test]

@@ -64,6 +64,10 @@ use self::watch::{LOOKED_BYTES_MAX, PageWatch};
 
 /// The maximum number of paths for one page.
 pub const PATHS_MAX: usize = 100;
+/// The maximum number of URLs of a page that are resolved.
+const URLS_MAX: usize = 1000;
+/// The work of resolving one, in steps.
+const STEPS_PER_URL: u64 = 32;
 /// The maximum size of all blocks for one page, in bytes; see [`budget`] for blocks in flight.
 pub const BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// The maximum number of paths of one page that are fetched at a time.
@@ -151,6 +155,8 @@ pub struct PageTap {
     /// The page, until its first bytes.
     page: Option<Arc<Page>>,
     watch: Option<Arc<PageWatch>>,
+    /// Whether the bytes that pass are those of the page, and not of a content coding of it.
+    is_plain: bool,
     ended: bool,
 }
 
@@ -221,7 +227,7 @@ impl PageResponse<'_> {
 impl PageTap {
     /// Begins with the page's first bytes.
     pub fn new(page: Arc<Page>) -> Self {
-        Self { page: Some(page), watch: None, ended: false }
+        Self { is_plain: page.stored.is_none(), page: Some(page), watch: None, ended: false }
     }
 
     /// Bytes of the response are sent.
@@ -229,7 +235,7 @@ impl PageTap {
         if let Some(page) = self.page.take() {
             self.watch = page.begin();
         }
-        if let Some(watch) = &self.watch {
+        if let Some(watch) = self.watch.as_ref().filter(|_| self.is_plain) {
             watch.pass(bytes);
         }
     }
@@ -237,7 +243,9 @@ impl PageTap {
     /// The whole response was sent.
     pub fn end(&mut self) {
         self.ended = true;
-        self.watch.iter().for_each(|watch| watch.end());
+        if let Some(watch) = self.watch.as_ref().filter(|_| self.is_plain) {
+            watch.end();
+        }
     }
 }
 
@@ -276,9 +284,9 @@ impl Page {
             () = budget.exceeded() => {}
             () = prefetch.run(&watch) => {}
         }
+        self.inner.metrics.bytes.inc_by(budget.bytes());
         let given_up = prefetch.waiting.len() + prefetch.in_flight.len();
         self.inner.metrics.count(PrefetchOutcome::GaveUp, given_up);
-        self.inner.metrics.bytes.inc_by(budget.bytes());
     }
 }
 
@@ -338,6 +346,7 @@ impl Prefetch {
                     }
                     if ended {
                         bytes = Vec::new();
+                        watch.release();
                         deadline.set(Some(tokio::time::sleep(TIME_MAX)));
                     }
                 }
@@ -373,7 +382,7 @@ impl Prefetch {
     async fn scan(&mut self, page: &[u8]) -> Result<(), SourceError> {
         let bytes_per_step = html::BYTES_PER_STEP / BYTES_PER_WORK_STEP;
         self.base = self.page.url.base();
-        let mut has_base = false;
+        let (mut has_base, mut urls) = (false, 0);
         for step in Scan::new(page) {
             self.work.charge(1);
             match step {
@@ -382,19 +391,28 @@ impl Prefetch {
                     (has_base, self.base) = (true, self.page.url.base_of(&href));
                 }
                 Step::Found(Found::Base(_)) => {}
-                Step::Found(Found::Load(kind, url)) => self.add(kind, &url),
+                Step::Found(Found::Load(kind, url)) => {
+                    urls += 1;
+                    if urls > URLS_MAX || self.is_full() {
+                        return Ok(());
+                    }
+                    self.work.charge(STEPS_PER_URL);
+                    self.add(kind, &url);
+                }
             }
             self.work.turn().await?;
         }
         Ok(())
     }
 
+    /// Whether no further paths count.
+    fn is_full(&self) -> bool {
+        self.known.len() >= PATHS_MAX || self.in_flight_max == 0
+    }
+
     /// Adds a path, once.
     fn add(&mut self, kind: Kind, url: &str) {
         let order = self.known.len();
-        if order >= PATHS_MAX || self.in_flight_max == 0 {
-            return;
-        }
         let Some(path) = self.page.url.content(&self.base, url) else { return };
         let is_long = path.segments.iter().map(String::len).sum::<usize>() > PATH_BYTES_MAX;
         if !is_long && self.known.insert(self.hasher.hash_one((&path.segments, path.trailing_slash))) {
@@ -414,21 +432,23 @@ async fn passed(deadline: std::pin::Pin<&mut Option<tokio::time::Sleep>>) -> Opt
 impl Page {
     /// Waits for further bytes of the page. Returns whether they are the last ones that are read.
     async fn more(&self, watch: &PageWatch, bytes: &mut Vec<u8>) -> bool {
-        let Some((root, cid)) = &self.stored else { return watch.more(bytes).await };
-        // Whatever part of it could be read.
-        _ = self.read_stored(*root, cid, bytes).await;
-        true
+        if let Some((root, cid)) = &self.stored {
+            // Whatever part of it can be read counts.
+            _ = self.read_stored(*root, cid, watch).await;
+            watch.end();
+        }
+        watch.more(bytes).await
     }
 
-    /// Reads a page that is stored locally.
-    async fn read_stored(&self, root: Cid, cid: &Cid, bytes: &mut Vec<u8>) -> Result<(), ReadError> {
+    /// Reads a page that is stored locally. Nothing else is done meanwhile.
+    async fn read_stored(&self, root: Cid, cid: &Cid, watch: &PageWatch) -> Result<(), ReadError> {
         let work = Work::new(self.inner.limits.work_steps_max);
         let source = RootSource::within(&self.inner.sources, root, self.client.clone(), true, work);
         let block = source.fetch(cid).await?;
         let end = file_size(&block)?.min(LOOKED_BYTES_MAX as u64);
         let mut reader = FileReader::new(source, block, 0..end, self.read_limits())?;
         while let Some(chunk) = reader.next().await.transpose()? {
-            bytes.extend_from_slice(&chunk);
+            watch.pass(&chunk);
         }
         Ok(())
     }

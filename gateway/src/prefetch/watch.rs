@@ -61,6 +61,11 @@ impl PageWatch {
         self.changed.notify_one();
     }
 
+    /// The task needs the bytes no longer that it has taken.
+    pub fn release(&self) {
+        self.passed().memory.resize(0);
+    }
+
     /// The client has left.
     pub fn leave(&self) {
         self.left.cancel();
@@ -133,7 +138,7 @@ mod tests {
         let mut page = Vec::new();
         assert!(watch.more(&mut page).await);
         assert_eq!((&*page, budget.left()), (&b"ab"[..], 1));
-        drop(watch);
+        watch.release();
         assert_eq!(budget.left(), 3);
     }
 }

@@ -43,7 +43,7 @@ use content::unixfs::file::{FileReader, ReadError, ReadLimits, file_size};
 use content::walk::{self, Purpose, WalkError};
 use content::{Block, BlockSource, Cid, ContentPath, NameResolver, Policy, ReadAhead, SourceError, Verdict, Work};
 use futures::StreamExt as _;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, pending};
 use futures::stream::FuturesUnordered;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RANGE};
 use http::{HeaderMap, StatusCode};
@@ -51,10 +51,11 @@ use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
+use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
 use self::budget::{CountedSource, PageBudget};
@@ -325,7 +326,7 @@ impl Prefetch {
     /// Reads the page and fetches its paths, to the end of both.
     async fn run(&mut self, watch: &PageWatch) {
         let (mut bytes, mut scanned_bytes) = (Vec::new(), 0);
-        let mut deadline = pin!(None::<tokio::time::Sleep>);
+        let mut deadline = pin!(None::<Sleep>);
         loop {
             self.start_next();
             let has_page = deadline.is_some();
@@ -350,7 +351,7 @@ impl Prefetch {
                         deadline.set(Some(tokio::time::sleep(TIME_MAX)));
                     }
                 }
-                Some(()) = passed(deadline.as_mut()), if has_page => return,
+                () = passed(deadline.as_mut()), if has_page => return,
             }
         }
     }
@@ -422,10 +423,10 @@ impl Prefetch {
 }
 
 /// Waits for a deadline, if there is one.
-async fn passed(deadline: std::pin::Pin<&mut Option<tokio::time::Sleep>>) -> Option<()> {
+async fn passed(deadline: Pin<&mut Option<Sleep>>) {
     match deadline.as_pin_mut() {
-        Some(deadline) => Some(deadline.await),
-        None => None,
+        Some(deadline) => deadline.await,
+        None => pending().await,
     }
 }
 

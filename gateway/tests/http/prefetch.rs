@@ -131,7 +131,8 @@ async fn what_a_page_loads_is_fetched() {
 #[tokio::test]
 async fn only_navigations_to_pages_from_the_network_start_one() {
     let image = raw("image");
-    let table: [(&str, &str, &[(&str, &str)], u64); 10] = [
+    type Headers = [(&'static str, &'static str)];
+    let table: [(&str, &str, &Headers, u64); 10] = [
         ("GET", "", &[BROWSER], 1),
         ("GET", "index.html", &[BROWSER], 1),
         ("GET", "", &[("accept", "*/*")], 0),

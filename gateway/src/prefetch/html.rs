@@ -565,15 +565,31 @@ mod tests {
         assert!(pauses >= page.len() / BYTES_PER_STEP / 2, "{pauses}");
     }
 
+    const FRAGMENTS: [&str; 16] = [
+        "<",
+        ">",
+        "</",
+        "<img ",
+        "src=",
+        "srcset='",
+        "\"",
+        "<script",
+        "</script>",
+        "<!--",
+        "-->",
+        "&#x",
+        "<![CDATA[",
+        "<base href=",
+        "\r\n",
+        "\0",
+    ];
+
     proptest! {
         #[test]
         fn any_page_ends_and_its_urls_are_short(
             parts in proptest::collection::vec(
                 prop_oneof![
-                    Just("<".to_owned()), Just(">".to_owned()), Just("</".to_owned()), Just("<img ".to_owned()),
-                    Just("src=".to_owned()), Just("srcset='".to_owned()), Just("\"".to_owned()), Just("<script".to_owned()),
-                    Just("</script>".to_owned()), Just("<!--".to_owned()), Just("-->".to_owned()), Just("&#x".to_owned()),
-                    Just("<![CDATA[".to_owned()), Just("<base href=".to_owned()), Just("\r\n".to_owned()), Just("\0".to_owned()),
+                    proptest::sample::select(&FRAGMENTS[..]).prop_map(str::to_owned),
                     any::<String>(),
                 ],
                 0..200,

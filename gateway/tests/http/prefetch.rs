@@ -101,8 +101,8 @@ async fn what_a_page_loads_is_fetched() {
     let frame = raw("frame");
     let folder = directory(&[("image.png", &image), ("index.html", &frame)]);
     let page = "<link rel=stylesheet href=style.css?v=1><script src='./script.js'></script><img src=folder/image.png>\
-                <iframe src=folder/></iframe><img src=style.css><img src=missing.png><img src=https://example.org/x.png>\
-                <a href=other.html>other</a>";
+                <iframe src=folder/></iframe><img src=style.css><img src=missing.png>\
+                <img src=https://example.org/x.png><a href=other.html>other</a>";
     let index = raw(page);
     let root = directory(&[
         ("folder", &folder),
@@ -163,9 +163,8 @@ async fn only_navigations_to_pages_from_the_network_start_one() {
 async fn each_form_of_gateway_resolves_urls_as_browsers_do() {
     let (image, root_image) = (raw("image"), raw("at the root"));
     let page = |root: &str| {
-        format!(
-            "<base href=folder/><img src=image.png><img src=/image.png><img src={root}/image.png><img src=//x.example/y>"
-        )
+        let own = "<base href=folder/><img src=image.png><img src=/image.png>";
+        format!("{own}<img src={root}/image.png><img src=//x.example/y>")
     };
     // The page cannot name its own root; so it names another one, which counts nowhere but in an origin of its own.
     let index = raw(page("/ipfs/bafkqaaa"));

@@ -38,7 +38,6 @@ mod run;
 pub mod urls;
 pub mod watch;
 
-use self::budget::PageBudget;
 use self::run::Prefetch;
 use self::urls::PageUrl;
 use self::watch::PageWatch;

@@ -3,15 +3,17 @@
 //!
 //! Goals: all blocks count, those of directories and inner nodes as well as those with bytes of files. A block whose
 //! size is unknown counts as [`RESERVED_BYTES`] while it is being fetched, so that the blocks in flight are bounded
-//! too; once it has arrived it counts as what it is.
+//! too; once it has arrived it counts as what it is. A block that several paths need counts once.
 //!
 //! The budget is above the tiers, and so above singleflight: no other request waits for it, or gets its error.
 
 use content::{Block, BlockSource, Cid, ReadAhead, SourceError, Work};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +31,9 @@ pub struct PageBudget {
     units_max: u64,
     spent_units: AtomicU64,
     bytes: AtomicU64,
+    /// The hashes of the blocks that count. Each takes a unit at least, so there are not many.
+    counted: Mutex<HashSet<u64>>,
+    hasher: RandomState,
     /// Cancelled when more than the budget was spent.
     exceeded: CancellationToken,
 }
@@ -39,7 +44,15 @@ impl PageBudget {
         let units_max = bytes_max / UNIT_BYTES;
         let units = Arc::new(Semaphore::new(usize::try_from(units_max).unwrap_or(Semaphore::MAX_PERMITS)));
         let exceeded = CancellationToken::new();
-        Self { units, units_max, spent_units: AtomicU64::new(0), bytes: AtomicU64::new(0), exceeded }
+        Self {
+            units,
+            units_max,
+            spent_units: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            counted: Mutex::default(),
+            hasher: RandomState::new(),
+            exceeded,
+        }
     }
 
     /// Waits while the blocks that are being fetched may need what is left.
@@ -51,8 +64,15 @@ impl PageBudget {
         reserved.map_err(|_| SourceError::Busy { retry_after: Duration::ZERO })
     }
 
-    /// Spends what a block has taken; the rest of what was reserved for it is released.
-    fn spend(&self, mut reserved: OwnedSemaphorePermit, bytes: usize) {
+    /// Spends what a block has taken, unless it counts already; the rest of what was reserved for it is released.
+    fn spend(&self, reserved: OwnedSemaphorePermit, block: &Block) {
+        let hash = self.hasher.hash_one(block.cid().hash());
+        if self.counted.lock().unwrap_or_else(PoisonError::into_inner).insert(hash) {
+            self.spend_bytes(reserved, block.data().len());
+        }
+    }
+
+    fn spend_bytes(&self, mut reserved: OwnedSemaphorePermit, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let units = (bytes as u64).div_ceil(UNIT_BYTES).max(1);
         let spent = self.spent_units.fetch_add(units, Ordering::AcqRel) + units;
@@ -106,7 +126,7 @@ impl CountedSource {
         async move {
             let reserved = budget.reserve().await?;
             let block = get(&*source).await?;
-            budget.spend(reserved, block.data().len());
+            budget.spend(reserved, &block);
             Ok(block)
         }
         .boxed()
@@ -144,6 +164,8 @@ impl BlockSource for CountedSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
+    use content::{codec, hashes};
 
     const KIB: usize = 1024;
 
@@ -156,11 +178,22 @@ mod tests {
         let budget = budget(2);
         for _ in 0..100 {
             let reserved = budget.reserve().await.expect("is left");
-            budget.spend(reserved, 1);
+            budget.spend_bytes(reserved, 1);
         }
         // Each block counts for a unit.
         assert_eq!((budget.bytes(), budget.units.available_permits()), (100, 1024 - 100));
         assert!(!budget.is_used_up());
+    }
+
+    #[tokio::test]
+    async fn a_block_counts_once() {
+        let budget = budget(2);
+        let block = |data: &[u8]| Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(data));
+        for data in [&b"a"[..], b"a", b"bc", b"a"] {
+            let reserved = budget.reserve().await.expect("is left");
+            budget.spend(reserved, &block(data).expect("a block"));
+        }
+        assert_eq!((budget.bytes(), budget.units.available_permits()), (3, 1024 - 2));
     }
 
     #[tokio::test]
@@ -182,9 +215,9 @@ mod tests {
         let second = budget.reserve().await.expect("is left");
         let mut third = Box::pin(budget.reserve());
         assert!(third.as_mut().now_or_never().is_none());
-        budget.spend(first, 512 * KIB);
+        budget.spend_bytes(first, 512 * KIB);
         assert!(!budget.is_used_up(), "there is room for one block");
-        budget.spend(second, KIB);
+        budget.spend_bytes(second, KIB);
         assert!(budget.is_used_up());
         // The one that waited has got what the first did not need, or the error: it never waits in vain.
         assert!(third.now_or_never().is_some());
@@ -195,11 +228,11 @@ mod tests {
     async fn larger_blocks_than_reserved_end_it() {
         let budget = budget(4);
         let reserved = budget.reserve().await.expect("is left");
-        budget.spend(reserved, 2048 * KIB);
+        budget.spend_bytes(reserved, 2048 * KIB);
         assert!(budget.is_used_up() && budget.exceeded().now_or_never().is_none());
         let budget = self::budget(1);
         let reserved = budget.reserve().await.expect("is left");
-        budget.spend(reserved, 513 * KIB);
+        budget.spend_bytes(reserved, 513 * KIB);
         assert!(budget.exceeded().now_or_never().is_some());
     }
 }

@@ -396,8 +396,6 @@ async fn it_continues_when_the_page_was_sent_until_shutdown() {
 #[tokio::test]
 async fn it_begins_while_the_page_is_sent() {
     let world = half_a_page().await;
-    let opening = world.load("");
-    drop(opening);
     let (site, path) = (Arc::clone(&world.site), world.path(""));
     let opening = tokio::spawn(async move { site.send("GET", &path, &[BROWSER]).await.bytes().await.expect("a page") });
     until(|| world.network.waiting() >= 2, "the image to be asked for before the page is complete").await;

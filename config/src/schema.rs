@@ -228,6 +228,10 @@ pub struct Http {
     /// The number of bytes of a generated page that are buffered to determine its Content-Length for an HTTP/1.0
     /// client, which cannot detect a truncated page otherwise. Longer pages require HTTP/1.1.
     pub http10_buffer_bytes_max: u64,
+    /// When a browser requests an HTML page that is fetched from the network, also fetch in the background what the
+    /// page loads from the same site: stylesheets, scripts and images. The browser requests them only once it has read
+    /// the page. At most 100 files and about 8 MiB for a page, within the limits of the client.
+    pub prefetch_subresources: bool,
     /// Serve /routing/v1 (Delegated Routing V1) on this listener, so that light clients can find providers, peers and
     /// IPNS records through this node. These requests are limited like requests that fetch from the network.
     pub routing_v1: bool,
@@ -299,6 +303,7 @@ impl Default for Http {
             zstd: true,
             read_ahead_bytes_max: 16 * MIB,
             http10_buffer_bytes_max: 16 * MIB,
+            prefetch_subresources: true,
             routing_v1: false,
             surrogate_keys: false,
             shared_max_age_seconds: 0,

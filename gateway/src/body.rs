@@ -6,6 +6,7 @@
 use crate::errors::Problem;
 use crate::listen::connection::Connection;
 use crate::metrics::Exchange;
+use crate::prefetch::PageTap;
 use crate::recent_errors::RecentErrors;
 use crate::running::RunningRequest;
 use bytes::Bytes;
@@ -26,6 +27,8 @@ pub struct Body {
     limits: BodyLimits,
     /// Its entry in the list of running requests, unless the whole body was available at once.
     listed: Option<ListedRequest>,
+    /// Reads the body, if it is a page whose subresources are prefetched.
+    page: Option<PageTap>,
     /// The permit of a client whose requests are limited.
     _permit: Option<Permit>,
 }
@@ -161,13 +164,19 @@ impl Body {
         if content.length() == Some(0) {
             exchange.complete();
         }
-        Self { content, exchange, connection, limits, listed: None, _permit: None }
+        Self { content, exchange, connection, limits, listed: None, page: None, _permit: None }
     }
 
     /// Keeps the entry in the list of running requests until the body is dropped.
     #[must_use]
     pub fn listed(self, listed: Option<ListedRequest>) -> Self {
         Self { listed, ..self }
+    }
+
+    /// Lets a page be read as it is sent.
+    #[must_use]
+    pub fn with_page(self, page: Option<PageTap>) -> Self {
+        Self { page, ..self }
     }
 
     /// Keeps a permit until the body is dropped.
@@ -202,8 +211,11 @@ impl Body {
                 if let Some(listed) = &self.listed {
                     listed.entry.sent(bytes.len());
                 }
+                if let Some(page) = &mut self.page {
+                    page.pass(bytes);
+                }
                 if self.content.length() == Some(0) {
-                    self.exchange.complete();
+                    self.complete();
                 }
             }
             Some(Err(problem)) => {
@@ -215,7 +227,15 @@ impl Body {
                 }
                 self.exchange.abort(problem.abort_reason());
             }
-            None => self.exchange.complete(),
+            None => self.complete(),
+        }
+    }
+
+    /// The whole body was sent.
+    fn complete(&mut self) {
+        self.exchange.complete();
+        if let Some(mut page) = self.page.take() {
+            page.end();
         }
     }
 }

@@ -15,6 +15,7 @@
 //! | [`request`] | parsing of the request's head |
 //! | [`resolve`] | resolution of paths, and the sources of blocks |
 //! | [`represent`] | the response: one module for each representation of content |
+//! | [`prefetch`] | what a browser loads for a page is fetched in the background |
 //! | [`respond`], [`body`], [`headers`] | the headers that all responses share, and bodies |
 //! | [`errors`] | the status and text of each error |
 //! | [`routing_v1`] | the Delegated Routing V1 HTTP API |
@@ -40,6 +41,7 @@ pub mod limits;
 pub mod listen;
 pub mod metrics;
 pub mod pipeline;
+pub mod prefetch;
 pub mod recent_errors;
 pub mod represent;
 pub mod request;

@@ -124,6 +124,23 @@ p2p_bridge::label_values! {
     }
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    result: PrefetchOutcome,
+}
+
+p2p_bridge::label_values! {
+    /// What became of a path that was found in a page.
+    pub enum PrefetchOutcome {
+        /// Its file was fetched, or was stored locally.
+        Fetched = "fetched",
+        /// It leads to no file, is denied, or was not received.
+        Failed = "failed",
+        /// A limit of the client or of the page was reached first, or the client left.
+        GaveUp = "given_up",
+    }
+}
+
 p2p_bridge::metrics! {
     /// Families of metrics, by their labels.
     struct Families {
@@ -147,6 +164,9 @@ p2p_bridge::metrics! {
         listings: Family<ResultLabel, Counter> = "causeway_http_listings",
             "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
              generates the page (joined)";
+        prefetched: Family<OutcomeLabel, Counter> = "causeway_http_prefetch_paths",
+            "Subresources of pages that were prefetched, by result: fetched, failed, or given_up because of a limit or \
+             since the client left";
         refused: Family<RefusalLabel, Counter> = "causeway_http_proxy_connections_refused",
             "Connections that were closed because of their PROXY protocol header, by reason";
     }
@@ -171,6 +191,9 @@ p2p_bridge::metrics! {
             "Open connections over QUIC (HTTP/3), which are among the open connections";
         pub quic_retries: Counter = "causeway_http_quic_retries",
             "Connections over QUIC whose client had to prove its address first (Retry), since many were pending";
+        prefetch_pages: Counter = "causeway_http_prefetch_pages", "Pages whose subresources were prefetched";
+        prefetch_bytes: Counter = "causeway_http_prefetch_bytes",
+            "Bytes of the blocks that were fetched for subresources of pages";
         // Always a bug.
         pub panics: Counter = "causeway_http_panics", "Connections that ended in a panic";
     }
@@ -228,6 +251,8 @@ pub struct HttpMetrics {
     pub path_misses: Counter,
     /// Requests for pages of listings, by result.
     pub listings: ListingMetrics,
+    /// Prefetches of the subresources of pages.
+    pub prefetch: PrefetchMetrics,
     /// The metrics without labels.
     pub plain: PlainMetrics,
     /// The certificates of the listeners.
@@ -283,6 +308,23 @@ pub struct ListingMetrics {
     pub joined: Counter,
 }
 
+/// Prefetches of the subresources of pages.
+#[derive(Debug, Clone)]
+pub struct PrefetchMetrics {
+    /// Pages.
+    pub pages: Counter,
+    /// Bytes of blocks.
+    pub bytes: Counter,
+    paths: [Counter; PrefetchOutcome::ALL.len()],
+}
+
+impl PrefetchMetrics {
+    /// Counts paths.
+    pub fn count(&self, outcome: PrefetchOutcome, paths: usize) {
+        self.paths[outcome as usize].inc_by(paths as u64);
+    }
+}
+
 impl HttpMetrics {
     /// Registers all metrics under their full names. Call it once for a registry.
     pub fn register(registry: &mut Registry) -> Self {
@@ -296,6 +338,7 @@ impl HttpMetrics {
             rejected,
             paths,
             listings,
+            prefetched,
             refused,
         } = Families::registered(registry);
         let tier = |tier| {
@@ -307,6 +350,7 @@ impl HttpMetrics {
             }
         };
         let path = |result| paths.get_or_create_owned(&ResultLabel { result });
+        let plain = PlainMetrics::registered(registry);
         let listing = |result| listings.get_or_create_owned(&ResultLabel { result });
         Self {
             requests: METHODS
@@ -319,7 +363,12 @@ impl HttpMetrics {
             path_hits: path("hit"),
             path_misses: path("miss"),
             listings: ListingMetrics { hits: listing("hit"), misses: listing("miss"), joined: listing("joined") },
-            plain: PlainMetrics::registered(registry),
+            prefetch: PrefetchMetrics {
+                pages: plain.prefetch_pages.clone(),
+                bytes: plain.prefetch_bytes.clone(),
+                paths: PrefetchOutcome::ALL.map(|result| prefetched.get_or_create_owned(&OutcomeLabel { result })),
+            },
+            plain,
             tls: TlsMetrics::registered(registry),
         }
     }

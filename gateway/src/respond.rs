@@ -6,6 +6,7 @@ use crate::headers::header;
 use crate::limits::ClientMemory;
 use crate::listen::connection::Connection;
 use crate::metrics::Exchange;
+use crate::prefetch::{Page, PageTap};
 use crate::resolve::source::Tier;
 use bytes::{Bytes, BytesMut};
 use content::budget::Share;
@@ -128,9 +129,10 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     if let Some(listed) = &listed {
         listed.entry.answered(draft.status());
     }
+    let page = draft.extensions_mut().remove::<Arc<Page>>().filter(|_| !head_only).map(PageTap::new);
     let limits = BodyLimits { bytes_max: response_bytes_max, deadline: exchange.started() + request_timeout };
     let body = |content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits);
-    draft.map(|content| body(content).listed(listed).with_permit(permit))
+    draft.map(|content| body(content).listed(listed).with_page(page).with_permit(permit))
 }
 
 /// A buffered body, counted against the memory of its client.

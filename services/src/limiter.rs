@@ -64,6 +64,8 @@ pub enum Full {
 #[derive(Debug)]
 pub struct Limiter {
     all: Arc<Semaphore>,
+    /// The number of permits.
+    all_max: usize,
     each: usize,
     wait: Duration,
     clients: Mutex<HashMap<ClientKey, usize>>,
@@ -85,9 +87,10 @@ pub struct Permit {
 impl Limiter {
     /// A limiter with `all` permits, and `each` for a single client.
     pub fn new(all: usize, each: usize) -> Self {
-        let all = Arc::new(Semaphore::new(all.min(Semaphore::MAX_PERMITS)));
+        let all_max = all.min(Semaphore::MAX_PERMITS);
         Self {
-            all,
+            all: Arc::new(Semaphore::new(all_max)),
+            all_max,
             each: each.max(1),
             wait: PERMIT_WAIT,
             clients: Mutex::default(),
@@ -109,6 +112,25 @@ impl Limiter {
         let counted = self.count(client.into()).ok_or(Full::Client)?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Full::All)?;
         Ok(Permit::new(counted, permit))
+    }
+
+    /// Acquires a permit without waiting, if half of the client's permits and half of all are left after it: for work
+    /// in the background, which must not take the permits of requests.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn try_acquire_spare(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
+        let counted = self.count_up_to(client.into(), self.spare_of_client()).ok_or(Full::Client)?;
+        if self.all.available_permits() <= self.all_max.div_ceil(2) {
+            return Err(Full::All);
+        }
+        let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Full::All)?;
+        Ok(Permit::new(counted, permit))
+    }
+
+    /// The number of permits that one client can have for work in the background.
+    pub fn spare_of_client(&self) -> usize {
+        self.each.min(self.all_max) / 2
     }
 
     /// Acquires a permit, waiting for up to two seconds.
@@ -153,12 +175,21 @@ impl Limiter {
     }
 
     fn count(self: &Arc<Self>, client: ClientKey) -> Option<Counted> {
+        self.count_up_to(client, self.each)
+    }
+
+    /// Counts a permit of a client that has fewer than `each`.
+    fn count_up_to(self: &Arc<Self>, client: ClientKey, each: usize) -> Option<Counted> {
+        if each == 0 {
+            return None;
+        }
         let mut clients = self.clients();
         let held = clients.entry(client.clone()).or_default();
-        if *held >= self.each {
+        if *held >= each {
             return None;
         }
         *held += 1;
+        drop(clients);
         Some(Counted { limiter: Arc::clone(self), client })
     }
 
@@ -225,6 +256,27 @@ mod tests {
         assert!(limiter.try_acquire(client(3)).is_ok());
         drop((second, third));
         assert!(limiter.clients().is_empty());
+    }
+
+    #[test]
+    fn work_in_the_background_leaves_half_of_the_permits() {
+        let limiter = Arc::new(Limiter::new(6, 4));
+        assert_eq!(limiter.spare_of_client(), 2);
+        let first = limiter.try_acquire_spare(client(1));
+        let second = limiter.try_acquire_spare(client(1));
+        assert!(first.is_ok() && second.is_ok());
+        assert_eq!(limiter.try_acquire_spare(client(1)).err(), Some(Full::Client));
+        let third = limiter.try_acquire_spare(client(2));
+        assert!(third.is_ok());
+        assert_eq!(limiter.try_acquire_spare(client(2)).err(), Some(Full::All));
+        // Requests have the rest, and work in the background counts them.
+        let requests = [1, 1, 3].map(|last| limiter.try_acquire(client(last)).ok());
+        assert!(requests.iter().all(Option::is_some));
+        drop((first, second));
+        assert_eq!(limiter.try_acquire_spare(client(1)).err(), Some(Full::Client));
+        drop((third, requests));
+        assert!(limiter.clients().is_empty());
+        assert_eq!(Arc::new(Limiter::new(1, 1)).try_acquire_spare(client(1)).err(), Some(Full::Client));
     }
 
     #[tokio::test]

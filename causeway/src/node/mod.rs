@@ -25,6 +25,7 @@ use anyhow::Context as _;
 use cache::BlockStore;
 use config::{Flags, ListenAddress, Loaded};
 use gateway::listen::drain::Drain;
+use gateway::prefetch::Prefetcher;
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
 use services::access::authenticator::NO_ADMIN;
@@ -68,6 +69,7 @@ pub struct Node {
     access_log: Option<Arc<AccessLogWriter>>,
     exporter: Option<Exporter>,
     public: Drain,
+    prefetcher: Prefetcher,
     admin: Drain,
     drain_delay: Duration,
     drain_timeout: Duration,
@@ -144,6 +146,7 @@ impl Node {
             listeners.certificates = Certificates::load(loaded, acme.clone())?;
         }
         let gateway = assembly.gateway(&storage, &reached, acme.as_ref());
+        let prefetcher = gateway.prefetcher().clone();
         let addresses = NodeAddresses {
             gateway: listeners.public_addresses(),
             gateway_tls: listeners.public_tls_addresses(),
@@ -171,6 +174,7 @@ impl Node {
             access_log,
             exporter,
             public,
+            prefetcher,
             admin,
             drain_delay: Duration::from_secs(http.drain_delay_seconds),
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
@@ -254,6 +258,7 @@ impl Node {
     pub async fn drain(self) -> anyhow::Result<()> {
         self.health.enter(Stage::Ending);
         self.supervisor.expect_end();
+        self.prefetcher.stop();
         if !self.public.finish(self.drain_timeout).await {
             tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
         }

@@ -16,6 +16,7 @@
 //! | [`websocket`] | blocks in both directions over WebSocket |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and disconnecting readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
+//! | [`prefetch`] | what a page loads, stored before it is requested |
 //! | [`encoded`] | text that is stored compressed, read by curl and by zstd |
 //! | [`dag`] | DAG transfers between two nodes, with Kubo beside them, and from misbehaving peers |
 //! | [`forged`] | addresses of peers and clients that lead to a local service |
@@ -73,6 +74,7 @@ mod operations;
 mod operator;
 mod packed;
 mod pinning;
+mod prefetch;
 mod private;
 mod publish;
 mod restart;

@@ -23,6 +23,7 @@ use crate::listen::admission;
 use crate::listen::connection::Connection;
 use crate::listen::server::Uncounted;
 use crate::metrics::{Exchange, HttpMetrics};
+use crate::prefetch::{PageResponse, PrefetchWiring, Prefetcher};
 use crate::recent_errors::RecentErrors;
 use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
@@ -94,6 +95,8 @@ pub struct Gateway {
     lookups: Arc<Limiter>,
     /// Limits the rate of each client's requests that need the network.
     rates: Option<Arc<RateLimiter>>,
+    /// Prefetches what pages load.
+    prefetcher: Prefetcher,
     trusted_proxies: Vec<TrustedProxy>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
@@ -181,7 +184,17 @@ impl Gateway {
         let sites_bytes_max = limits.paths_bytes_max / SITES_SHARE;
         // Proxies have more requests while some of their connections wait to be admitted.
         let requests_max = limits.requests_max.saturating_add(admission::WAITING_MAX);
+        let rates = RateLimiter::new(limits.client_misses_per_second, limits.client_misses_burst).map(Arc::new);
+        let prefetch = PrefetchWiring {
+            sources: Arc::clone(&sources),
+            names: Arc::clone(&names),
+            policy: Arc::clone(&policy),
+            rates: rates.clone(),
+            limits: limits.clone(),
+            metrics: metrics.prefetch.clone(),
+        };
         Self {
+            prefetcher: Prefetcher::new(http.prefetch_subresources, prefetch),
             sources,
             plain_files: Arc::new(|_| None),
             policy,
@@ -198,7 +211,7 @@ impl Gateway {
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
             requests: Arc::new(Limiter::new(requests_max, limits.client_requests_max)),
             lookups: Arc::new(Limiter::new(usize::MAX, limits.client_lookups_max)),
-            rates: RateLimiter::new(limits.client_misses_per_second, limits.client_misses_burst).map(Arc::new),
+            rates,
             trusted_proxies: http.trusted_proxies.clone(),
             routing,
             metrics,
@@ -237,6 +250,11 @@ impl Gateway {
     /// The limits of a request.
     pub fn limits(&self) -> &RequestLimits {
         &self.resources.limits
+    }
+
+    /// The prefetcher of what pages load, which is stopped at shutdown.
+    pub fn prefetcher(&self) -> &Prefetcher {
+        &self.prefetcher
     }
 
     /// Invalidates all caches, because the policy has changed.
@@ -586,7 +604,7 @@ impl Gateway {
         let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
         if let Some(entity) = self.cached_file(ask, &ask.path, generation) {
             phase.ended(Step::Path);
-            return self.file(ask, client, freshness, &ask.path, entity).await;
+            return self.file(ask, place, client, freshness, &ask.path, entity).await;
         }
         Box::pin(self.resolve_and_represent(ask, place, client, generation, phase)).await
     }
@@ -642,6 +660,7 @@ impl Gateway {
             place,
             target: &target,
             is_requested_path,
+            client,
             source: &source,
             generation,
             phase,
@@ -671,7 +690,7 @@ impl Gateway {
             let key = target.key();
             if let Some(entity) = self.cached_file(ask, &key, generation) {
                 phase.ended(Step::Path);
-                return Some(self.file(ask, client, target.freshness, &key, entity).await);
+                return Some(self.file(ask, place, client, target.freshness, &key, entity).await);
             }
         }
         directory::cached(&self.resources.listings, ask, place, target, generation).map(Ok)
@@ -685,6 +704,7 @@ impl Gateway {
             connection_memory: client.connection_memory.clone(),
             rates: self.rates.clone(),
             trace: client.trace.clone(),
+            is_background: false,
         };
         let purpose = purpose(ask);
         RootSource::with_purpose(&self.sources, root, client, ask.only_if_cached, work, purpose)
@@ -761,7 +781,9 @@ impl Gateway {
                 };
                 // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
                 // too.
-                file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, cache_entity).await
+                let max = self.limits().response_bytes_max;
+                let draft = file::file(&cx.about(&roots), Arc::clone(&entity), open, max, cache_entity).await?;
+                Ok(self.with_prefetch(draft, cx.ask, (cx.place, cx.client), (&entity, cx.source)))
             }
             PathTarget::Symlink(entity, target) => {
                 file::symlink(&cx.about(&entity.roots), &entity, target, cx.memory())
@@ -787,6 +809,7 @@ impl Gateway {
     async fn file(
         &self,
         ask: &Ask<'_>,
+        place: &Place,
         client: &Client,
         freshness: Freshness,
         key: &str,
@@ -812,7 +835,25 @@ impl Gateway {
         };
         let cache_entity = |entity: &Arc<Entity>| self.paths.insert(key, entity);
         let max = self.limits().response_bytes_max;
-        file::file(&about(source.tier()), Arc::clone(&entity), open, max, cache_entity).await
+        let draft = file::file(&about(source.tier()), Arc::clone(&entity), open, max, cache_entity).await?;
+        Ok(self.with_prefetch(draft, ask, (place, client), (&entity, &source)))
+    }
+
+    /// The response with a file. If it is a page that was fetched for a browser, what it loads is prefetched while it
+    /// is sent.
+    fn with_prefetch(
+        &self,
+        mut draft: Draft,
+        ask: &Ask<'_>,
+        (place, client): (&Place, &Client),
+        (entity, source): (&Entity, &RootSource),
+    ) -> Draft {
+        let (tier, status, headers) = (source.tier(), draft.status(), draft.headers());
+        let response = PageResponse { ask, place, client, entity, tier, status, headers };
+        if let Some(page) = self.prefetcher.page(response) {
+            draft.extensions_mut().insert(page);
+        }
+        draft
     }
 
     /// Applies the site's `_redirects` to a missing path; without a rule the path is not found.

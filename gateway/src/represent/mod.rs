@@ -36,6 +36,7 @@ use crate::represent::encoded::Encoded;
 use crate::represent::listings::Listings;
 use crate::represent::plan::About;
 use crate::request::Ask;
+use crate::request::client::Client;
 use crate::request::negotiate::{Coding, Format, accepts_zstd};
 use crate::request::range;
 use crate::request::route::Place;
@@ -91,6 +92,8 @@ pub struct Context<'a> {
     pub ask: &'a Ask<'a>,
     /// The origin in which the content is shown.
     pub place: &'a Place,
+    /// The client.
+    pub client: &'a Client,
     /// The path to resolve.
     pub target: &'a Target,
     /// Whether this is the requested path, and not the target of a site's rewrite rule.

@@ -180,7 +180,7 @@ pub enum PathTarget {
 }
 
 /// The file that represents a directory.
-const INDEX: &str = "index.html";
+pub const INDEX: &str = "index.html";
 
 /// Resolves a path. Only if `shows_index` is set, a directory is represented by its `index.html`; its URL then needs a
 /// trailing slash, on which the page's relative links depend.

@@ -104,12 +104,14 @@ pub struct LimitedClient {
     pub rates: Option<Arc<RateLimiter>>,
     /// The trace of the request, if it is traced.
     pub trace: Option<Arc<RequestTrace>>,
+    /// Whether the work is done in the background: then it takes only permits and tokens that are free at once.
+    pub is_background: bool,
 }
 
 impl From<IpAddr> for LimitedClient {
     /// A client without a limit of its rate, or of its connection's memory, whose request is not traced.
     fn from(address: IpAddr) -> Self {
-        Self { address, connection_memory: None, rates: None, trace: None }
+        Self { address, connection_memory: None, rates: None, trace: None, is_background: false }
     }
 }
 
@@ -388,8 +390,12 @@ impl FetchPermits {
         }
         self.take_token().await?;
         let busy = |_| SourceError::Busy { retry_after: self.fetches.retry_after() };
-        let permit = self.fetches.acquire_soon(self.client.address).await.map_err(busy)?;
-        let permit = Arc::new(permit);
+        let permit = match self.client.is_background {
+            // Other requests may wait for this fetch: it must not wait itself.
+            true => self.fetches.try_acquire_spare(self.client.address),
+            false => self.fetches.acquire_soon(self.client.address).await,
+        };
+        let permit = Arc::new(permit.map_err(busy)?);
         *held = Arc::downgrade(&permit);
         Ok(permit)
     }
@@ -397,7 +403,10 @@ impl FetchPermits {
     /// Takes a token of the client's rate, once for the request.
     async fn take_token(&self) -> Result<(), SourceError> {
         if let Some(rates) = self.client.rates.as_ref().filter(|_| !self.has_token.load(Ordering::Relaxed)) {
-            let taken = rates.acquire_soon(self.client.address).await;
+            let taken = match self.client.is_background {
+                true => rates.try_acquire(self.client.address),
+                false => rates.acquire_soon(self.client.address).await,
+            };
             taken.map_err(|retry_after| SourceError::RateLimited { retry_after })?;
             self.has_token.store(true, Ordering::Relaxed);
         }

@@ -16,6 +16,7 @@ mod http3;
 mod http3_abuse;
 mod limits;
 mod listings;
+mod prefetch;
 mod proxy_protocol;
 mod quic;
 mod routing;

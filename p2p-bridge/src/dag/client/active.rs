@@ -855,8 +855,20 @@ impl ActiveTransfer {
             true => self.place(bytes, verify.offset()),
             false => self.place_of_node(bytes, verify.end()),
         };
+        let key = block.key();
         self.deliver(block, is_leaf, place, budget_bytes, memory);
-        self.state().delivered(&verify);
+        let is_past_end = {
+            let mut state = self.state();
+            state.delivered(&verify);
+            state.is_past_end(&verify)
+        };
+        if let Some(key) = key {
+            // No want is attached here for it any more.
+            if is_past_end {
+                self.release_unawaited(&key);
+            }
+            self.report(TransferEvent::Received { transfer: self.id, key, bytes: bytes as usize });
+        }
         match expanded {
             Ok(Expanded { verify, absent, dropped }) if has_room => {
                 verify.into_iter().for_each(|verify| self.spawn_verify(verify, None));
@@ -906,6 +918,7 @@ impl ActiveTransfer {
         self.control.notify_one();
     }
 
+    /// Delivers a block to its waiters, or buffers it. The caller reports that it was received.
     fn deliver(
         self: &Arc<Self>,
         block: Block,
@@ -915,7 +928,6 @@ impl ActiveTransfer {
         memory: Vec<OwnedSemaphorePermit>,
     ) {
         let Some(key) = block.key() else { return };
-        let bytes = block.data().len();
         let Context { wants, pushed, .. } = &*self.context;
         if wants.deliver(&block, self.context.over) {
             self.release(budget_bytes);
@@ -938,7 +950,16 @@ impl ActiveTransfer {
         } else {
             self.release(budget_bytes);
         }
-        self.report(TransferEvent::Received { transfer: self.id, key, bytes });
+    }
+
+    /// Does not keep a buffered block that another transfer brings: it would keep the window reserved after the end.
+    fn release_unawaited(&self, key: &BlockKey) {
+        let Context { wants, pushed, metrics, .. } = &*self.context;
+        let Some(block) = pushed.remove_of(key, self) else { return };
+        // A reader may have registered after it was buffered, and not have looked again so far.
+        if !wants.deliver(&block, self.context.over) {
+            metrics.dropped_blocks.inc();
+        }
     }
 
     /// Requests as many streams as so many bytes need, which may be a guess. Once it is none, the open streams count as

@@ -303,13 +303,19 @@ async fn more_streams_are_opened_once_the_size_of_the_file_is_known() {
     let requested = |bench: &mut Bench| (bench.widen.try_recv().is_ok(), bench.active.lacking_streams());
     assert_eq!(requested(&mut bench), (true, assumed - 1), "with the request");
     assert!(bench.active.guesses_streams());
+    bench.active.assume_more();
+    assert_eq!(requested(&mut bench), (false, STREAMS_SMALL_MAX - 1), "while the connection has few");
     // The file is small.
     bench.active.widen_for(STREAM_BYTES, false);
     assert_eq!(requested(&mut bench), (false, 0));
     assert!(!bench.active.guesses_streams());
+    bench.active.assume_more();
+    assert_eq!(requested(&mut bench), (false, 0), "it is known");
     bench.active.widen_for(ASSUMED_BYTES + 2 * STREAM_BYTES, false);
     assert_eq!(requested(&mut bench), (true, assumed + 1));
     (0..3).for_each(|_| bench.active.opens_stream(None));
+    bench.active.widen_for(LARGE_BYTES - 1, false);
+    assert_eq!(requested(&mut bench), (true, STREAMS_SMALL_MAX - 4));
     bench.active.widen_for(u64::MAX, false);
     assert_eq!(requested(&mut bench), (true, STREAMS_MAX - 4));
     bench.active.widen_for(u64::MAX, false);

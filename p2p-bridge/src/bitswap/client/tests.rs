@@ -1213,6 +1213,31 @@ fn a_block_that_a_running_transfer_has_brought_is_requested_alone_if_it_is_wante
 }
 
 #[test]
+fn a_file_that_a_car_of_its_directory_has_passed_may_be_requested_as_another_car() {
+    for from_gateway in [false, true] {
+        let (mut bench, source) = (Bench::new(), TestSource::default());
+        let import = Import::new(&source, profile(false));
+        let part = import.file(&noise(1, 10_000));
+        let file = part.cid;
+        let root = import.tree(&[("a", part)]).cid;
+        let session = *root.hash();
+        let _reader = Reader::of(&bench.readers, session);
+        let peer = sender(&mut bench, from_gateway);
+        bench.client.want_ahead(session, root, Some(Arc::new(ReadAhead::all(root))), bench.now);
+        bench.drain();
+        let transfer = Arc::clone(&bench.transfers[0]);
+        for cid in [root, file] {
+            let block = source.all().into_iter().find(|block| *block.cid() == cid).expect("is stored");
+            name_children(&transfer, &block);
+        }
+        let wanted = BlockKey::of(&file).expect("a key");
+        let ahead = ReadAhead::of_file(file, 0, 10_000);
+        let again = bench.client.planner.start(session, peer, &wanted, &ahead, false, bench.now);
+        assert_eq!(again.is_some(), from_gateway);
+    }
+}
+
+#[test]
 fn a_block_that_is_not_known_to_be_close_is_not_waited_for_in_a_car() {
     for (first_bytes, is_close) in [(MIB, true), (1 << 40, false)] {
         let mut bench = Bench::new();

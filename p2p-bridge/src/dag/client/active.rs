@@ -48,8 +48,12 @@ const READER_BYTES_MAX: u64 = 12 * 1024 * 1024;
 const SERVER_WINDOW_BYTES: u64 = crate::dag::server::traversal::WINDOW_BYTES as u64;
 /// The names of the blocks of all transfers take as much as one part in so many of the memory of messages, in addition.
 const NAMES_PART: usize = 4;
-/// The maximum number of streams of one transfer.
-pub const STREAMS_MAX: usize = 16;
+/// The maximum number of streams of one transfer. A server of an earlier release takes half of them, and closes the others.
+pub const STREAMS_MAX: usize = 32;
+/// The same for an answer that is smaller than [`LARGE_BYTES`].
+const STREAMS_SMALL_MAX: usize = STREAMS_MAX / 2;
+/// An answer of so many bytes goes on for long enough that twice as many streams are of use.
+const LARGE_BYTES: u64 = 32 * 1024 * 1024;
 /// How many of the blocks that were taken last show where readers are.
 const TAKEN_MAX: usize = 8;
 /// What a new stream carries in its first round trip: the initial window of yamux.
@@ -57,6 +61,8 @@ const STREAM_BYTES: u64 = 256 * 1024;
 /// What is assumed of a file of unknown size: its streams are opened together with the request, since they would carry
 /// nothing for one round trip more if they were opened once its root has arrived.
 const ASSUMED_BYTES: u64 = 1024 * 1024;
+/// The same while few of the connection's streams are opened for such a guess.
+const ASSUMED_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// What transfers share.
 pub struct Context {
@@ -521,6 +527,14 @@ impl ActiveTransfer {
         }
     }
 
+    /// The connection has streams to spare: more are to be opened if the size of the answer is not known.
+    pub(super) fn assume_more(&self) {
+        let mut streams = lock(&self.streams);
+        if streams.is_guess {
+            streams.needed = streams.needed.max(streams_for(ASSUMED_BYTES_MAX));
+        }
+    }
+
     /// How many further streams are to be opened.
     pub(super) fn lacking_streams(&self) -> usize {
         if self.state().has_ended() {
@@ -855,8 +869,20 @@ impl ActiveTransfer {
             true => self.place(bytes, verify.offset()),
             false => self.place_of_node(bytes, verify.end()),
         };
+        let key = block.key();
         self.deliver(block, is_leaf, place, budget_bytes, memory);
-        self.state().delivered(&verify);
+        let is_past_end = {
+            let mut state = self.state();
+            state.delivered(&verify);
+            state.is_past_end(&verify)
+        };
+        if let Some(key) = key {
+            // No want is attached here for it any more.
+            if is_past_end {
+                self.release_unawaited(&key);
+            }
+            self.report(TransferEvent::Received { transfer: self.id, key, bytes: bytes as usize });
+        }
         match expanded {
             Ok(Expanded { verify, absent, dropped }) if has_room => {
                 verify.into_iter().for_each(|verify| self.spawn_verify(verify, None));
@@ -906,6 +932,7 @@ impl ActiveTransfer {
         self.control.notify_one();
     }
 
+    /// Delivers a block to its waiters, or buffers it. The caller reports that it was received.
     fn deliver(
         self: &Arc<Self>,
         block: Block,
@@ -915,7 +942,6 @@ impl ActiveTransfer {
         memory: Vec<OwnedSemaphorePermit>,
     ) {
         let Some(key) = block.key() else { return };
-        let bytes = block.data().len();
         let Context { wants, pushed, .. } = &*self.context;
         if wants.deliver(&block, self.context.over) {
             self.release(budget_bytes);
@@ -938,13 +964,22 @@ impl ActiveTransfer {
         } else {
             self.release(budget_bytes);
         }
-        self.report(TransferEvent::Received { transfer: self.id, key, bytes });
+    }
+
+    /// Does not keep a buffered block that another transfer brings: it would keep the window reserved after the end.
+    fn release_unawaited(&self, key: &BlockKey) {
+        let Context { wants, pushed, metrics, .. } = &*self.context;
+        let Some(block) = pushed.remove_of(key, self) else { return };
+        // A reader may have registered after it was buffered, and not have looked again so far.
+        if !wants.deliver(&block, self.context.over) {
+            metrics.dropped_blocks.inc();
+        }
     }
 
     /// Requests as many streams as so many bytes need, which may be a guess. Once it is none, the open streams count as
     /// guesses no longer, so that other transfers may guess.
     pub(super) fn widen_for(self: &Arc<Self>, bytes: u64, is_guess: bool) {
-        let needed = usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(STREAMS_MAX).clamp(1, STREAMS_MAX);
+        let needed = streams_for(bytes);
         let (is_news, guesses) = {
             let mut streams = lock(&self.streams);
             let before = (streams.needed, streams.is_guess);
@@ -979,6 +1014,12 @@ impl Drop for ActiveTransfer {
             self.context.pushed.remove_of(&key, self);
         }
     }
+}
+
+/// How many streams an answer of so many bytes needs.
+fn streams_for(bytes: u64) -> usize {
+    let most = if bytes < LARGE_BYTES { STREAMS_SMALL_MAX } else { STREAMS_MAX };
+    usize::try_from(bytes.div_ceil(STREAM_BYTES)).unwrap_or(most).clamp(1, most)
 }
 
 fn violated(violation: Violation) -> TransferEnd {

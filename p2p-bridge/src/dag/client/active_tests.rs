@@ -1,7 +1,7 @@
 //! Transfers over streams in memory: what is delivered, and how transfers with misbehaving servers end.
 
 use super::*;
-use crate::dag::client::fixture::{Site, Start, answer};
+use crate::dag::client::fixture::{LEAF_BYTES, Site, Start, answer};
 use crate::dag::client::transfer::UNSOLICITED_MAX;
 use crate::dag::fragments;
 use crate::dag::framing::read_frame;
@@ -303,13 +303,19 @@ async fn more_streams_are_opened_once_the_size_of_the_file_is_known() {
     let requested = |bench: &mut Bench| (bench.widen.try_recv().is_ok(), bench.active.lacking_streams());
     assert_eq!(requested(&mut bench), (true, assumed - 1), "with the request");
     assert!(bench.active.guesses_streams());
+    bench.active.assume_more();
+    assert_eq!(requested(&mut bench), (false, STREAMS_SMALL_MAX - 1), "while the connection has few");
     // The file is small.
     bench.active.widen_for(STREAM_BYTES, false);
     assert_eq!(requested(&mut bench), (false, 0));
     assert!(!bench.active.guesses_streams());
+    bench.active.assume_more();
+    assert_eq!(requested(&mut bench), (false, 0), "it is known");
     bench.active.widen_for(ASSUMED_BYTES + 2 * STREAM_BYTES, false);
     assert_eq!(requested(&mut bench), (true, assumed + 1));
     (0..3).for_each(|_| bench.active.opens_stream(None));
+    bench.active.widen_for(LARGE_BYTES - 1, false);
+    assert_eq!(requested(&mut bench), (true, STREAMS_SMALL_MAX - 4));
     bench.active.widen_for(u64::MAX, false);
     assert_eq!(requested(&mut bench), (true, STREAMS_MAX - 4));
     bench.active.widen_for(u64::MAX, false);
@@ -492,6 +498,30 @@ fn a_transfer_drops_no_block_that_another_one_has_buffered() {
     buffer(&another);
     drop(one);
     assert!(context.pushed.take(block.cid()).is_some());
+}
+
+#[tokio::test]
+async fn what_is_past_the_end_of_a_divided_transfer_is_not_buffered() {
+    let mut bench = Bench::new(40, BUDGET_BYTES_MAX).await;
+    let blocks = bench.blocks();
+    let (leaves, inner): (Vec<&Block>, Vec<&Block>) =
+        blocks.iter().partition(|block| block.cid().codec() == codec::RAW);
+    let (before, past) = leaves.split_at(20);
+    bench.active.state().end_at((20 * LEAF_BYTES) as u64, true);
+    let awaited = past[10];
+    let (_, waiter) = bench.context.wants.register(awaited.key().expect("a key"), *awaited.cid(), bench.active.session);
+    send(&mut bench.first, blocks.iter().map(answer)).await;
+    send(&mut bench.first, [Answer::End(EndStatus::Complete)]).await;
+    let (end, received, _) = bench.ended().await;
+    assert_eq!((end, received), (TransferEnd::Status(EndStatus::Complete), blocks.len()));
+    assert_eq!(waiter.await.expect("is delivered").expect("a block").data(), awaited.data());
+    assert!(past.iter().all(|block| bench.context.pushed.take(block.cid()).is_none()));
+    assert!(bench.active.has_buffered());
+    assert!(before.iter().all(|block| bench.context.pushed.take(block.cid()).is_some()));
+    // Nodes whose leaves are all past the end are not kept either.
+    let taken = inner.iter().filter(|block| bench.context.pushed.take(block.cid()).is_some()).count();
+    assert!((1..inner.len()).contains(&taken), "{taken}");
+    assert!(!bench.active.has_buffered(), "its window can be released");
 }
 
 #[tokio::test]

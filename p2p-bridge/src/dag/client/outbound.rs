@@ -3,7 +3,8 @@
 //! The streams are read by tasks of their own, which end with the connection. Each transfer has a first stream. Further
 //! ones are opened in turns, one for each transfer that needs more, as long as the connection has few of them; the
 //! others wait until streams end. So small transfers leave some to a large one that begins later, above all while the
-//! sizes of their answers are guesses.
+//! sizes of their answers are guesses. While a connection has few streams of such transfers, the next one opens more of
+//! them with its request, so that a large file begins as fast as one whose size is known.
 
 use super::active::{ActiveTransfer, Context as DagContext, LostWhenDropped, TransferEvent};
 use crate::framing::Budgets;
@@ -19,6 +20,8 @@ use tokio::task::JoinSet;
 const FURTHER_MAX: usize = 64;
 /// Those of them that may be open while it is not known whether the answer is that long.
 const GUESSED_MAX: usize = FURTHER_MAX / 2;
+/// While at most so many of them are open or requested, a transfer whose size is not known requests more than others.
+const GUESSED_FEW: usize = GUESSED_MAX / 4;
 
 /// What a stream is opened for. Dropped when it cannot be opened.
 #[derive(Debug)]
@@ -118,6 +121,9 @@ impl Outbound {
         while let Poll::Ready(Some(_)) = self.tasks.poll_join_next(cx) {}
         while let Poll::Ready(Some(transfer)) = self.widen.1.poll_recv(cx) {
             if !self.widening.iter().any(|known| Arc::ptr_eq(known, &transfer)) {
+                if self.guessed() <= GUESSED_FEW {
+                    transfer.assume_more();
+                }
                 self.widening.push_back(transfer);
             }
         }
@@ -127,6 +133,13 @@ impl Outbound {
             }
         }
         self.next_further()
+    }
+
+    /// The further streams that are open for answers of unknown size, and those that are to be opened for them.
+    fn guessed(&self) -> usize {
+        let guessing = self.widening.iter().filter(|transfer| transfer.guesses_streams());
+        let lacking: usize = guessing.map(|transfer| transfer.lacking_streams()).sum();
+        GUESSED_MAX - self.limits.guessed.available_permits() + lacking
     }
 
     /// A further stream of the next transfer that needs one, if the connection may have another one for it.
@@ -173,6 +186,8 @@ mod tests {
     use std::task::Wake;
 
     const MIB: u64 = 1024 * 1024;
+    /// The further streams of a file of 16 MiB.
+    const FURTHER_LARGE: usize = STREAMS_MAX / 2 - 1;
 
     fn empty(context: &Arc<DagContext>) -> Outbound {
         let budgets = Budgets::new(context.memory.clone(), Arc::default());
@@ -213,7 +228,7 @@ mod tests {
     #[test]
     fn many_small_transfers_leave_streams_to_a_large_one() {
         let small = [(); 30].map(|()| Start::of_random_peer());
-        let large = [(); 4].map(|()| of_known_size(64 << 20));
+        let large = [16_i64, 16, 16, 64].map(|mib| of_known_size(mib << 20));
         let mut outbound = empty(&small[0].context);
         let begin = |outbound: &Outbound, start: &Start| start.active.request_streams(outbound.widen.0.clone());
         small.iter().for_each(|start| begin(&outbound, start));
@@ -222,16 +237,16 @@ mod tests {
         assert!(small.iter().all(|start| count(&guessed, start) >= 1), "in turns");
         begin(&outbound, &large[0]);
         let of_large = further(&mut outbound);
-        assert_eq!((count(&of_large, &large[0]), of_large.len()), (STREAMS_MAX - 1, STREAMS_MAX - 1));
+        assert_eq!((count(&of_large, &large[0]), of_large.len()), (FURTHER_LARGE, FURTHER_LARGE));
         // Two more have to share what is left, until others have ended.
         large[1..3].iter().for_each(|start| begin(&outbound, start));
         let shared = further(&mut outbound);
-        assert_eq!(shared.len(), FURTHER_MAX - GUESSED_MAX - (STREAMS_MAX - 1));
+        assert_eq!(shared.len(), FURTHER_MAX - GUESSED_MAX - FURTHER_LARGE);
         assert!(large[1..3].iter().all(|start| count(&shared, start) >= 8), "{shared:?}");
         small.iter().for_each(|start| start.active.cancel());
         guessed.clear();
         let rest = further(&mut outbound);
-        assert_eq!(rest.len() + shared.len(), 2 * (STREAMS_MAX - 1), "nothing is opened for what has ended");
+        assert_eq!(rest.len() + shared.len(), 2 * FURTHER_LARGE, "nothing is opened for what has ended");
         drop((of_large, shared, rest));
         begin(&outbound, &large[3]);
         assert_eq!(count(&further(&mut outbound), &large[3]), STREAMS_MAX - 1, "streams that have ended do not count");
@@ -253,7 +268,7 @@ mod tests {
         let mut outbound = empty(&starts[0].context);
         starts.iter().for_each(|start| start.active.request_streams(outbound.widen.0.clone()));
         let mut guesses = further(&mut outbound);
-        assert_eq!((guesses.len(), count(&guesses, &starts[0])), (GUESSED_MAX, 3), "each needs three");
+        assert_eq!((guesses.len(), count(&guesses, &starts[0])), (GUESSED_MAX, 3), "in turns");
         let woken = Arc::new(Woken::default());
         assert!(outbound.poll(&mut Context::from_waker(&Arc::clone(&woken).into())).is_none());
         // It is as large as was assumed, so that it needs no other ones.
@@ -270,6 +285,28 @@ mod tests {
         assert_eq!(free(&outbound), 4, "these were released before");
         drop(guesses);
         assert_eq!((free(&outbound), outbound.limits.further.available_permits()), (GUESSED_MAX, FURTHER_MAX));
+    }
+
+    #[test]
+    fn a_connection_with_few_guesses_opens_more_streams_with_a_request() {
+        let starts = [(); 5].map(|()| Start::of_random_peer());
+        let mut outbound = empty(&starts[0].context);
+        let begin = |outbound: &Outbound, start: &Start| start.active.request_streams(outbound.widen.0.clone());
+        // Two begin at once.
+        starts[..2].iter().for_each(|start| begin(&outbound, start));
+        let mut guesses = further(&mut outbound);
+        assert_eq!([0, 1].map(|n| count(&guesses, &starts[n])), [FURTHER_LARGE, 3]);
+        begin(&outbound, &starts[2]);
+        guesses.extend(further(&mut outbound));
+        assert_eq!(count(&guesses, &starts[2]), 3);
+        // The size of the first answer is known.
+        starts[0].active.widen_for(2 * MIB, false);
+        begin(&outbound, &starts[3]);
+        guesses.extend(further(&mut outbound));
+        assert_eq!([0, 3].map(|n| count(&guesses, &starts[n])), [FURTHER_LARGE, FURTHER_LARGE]);
+        begin(&outbound, &starts[4]);
+        guesses.extend(further(&mut outbound));
+        assert_eq!((count(&guesses, &starts[4]), guesses.len()), (3, 2 * FURTHER_LARGE + 9));
     }
 
     #[test]

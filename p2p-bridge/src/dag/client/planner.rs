@@ -207,15 +207,16 @@ impl Planner {
 
     /// Whether a running transfer from a peer has brought a block that is wanted nevertheless, because it was not kept.
     /// It is to be requested alone: another transfer would bring again all that follows, beside the running one. A file
-    /// is divided instead if a reader is back where no more can be buffered, and among CARs always, of which a block
-    /// alone is another request.
+    /// is divided instead if a reader is back where no more can be buffered, or past the end of a divided transfer; and
+    /// always while a gateway sends a CAR, be it of the file or of a DAG with it, since a block alone is another request.
     fn has_passed(&self, session: &SessionId, peer: &PeerId, key: &BlockKey, ahead: &ReadAhead) -> bool {
-        let (is_gateway, from) = (self.is_gateway(peer), first_byte(&ahead.scope));
+        let (is_range, from) = (ahead.scope.entity_bytes.is_some(), first_byte(&ahead.scope));
+        let divides_any = self.is_gateway(peer) && is_range;
         self.of_pair(session, peer).any(|running| {
             let state = running.active.state();
-            let is_divided =
-                || state.is_of_file(ahead) && from.is_some_and(|from| is_gateway || state.is_far_past(from));
-            state.has_passed(key) && !is_divided()
+            let is_behind = |from: u64| state.is_far_past(from) || state.ends_before(from);
+            let is_divided = || state.is_of_file(ahead) && from.is_some_and(is_behind);
+            !divides_any && state.has_passed(key) && !is_divided()
         })
     }
 

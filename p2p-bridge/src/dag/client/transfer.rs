@@ -396,6 +396,17 @@ impl Transfer {
         self.until.is_some_and(|until| until <= self.reached) || !self.refused.is_empty() && self.missing() == 0
     }
 
+    /// Whether another transfer brings the file from that byte on.
+    pub fn ends_before(&self, offset: u64) -> bool {
+        self.until.is_some_and(|until| until <= offset)
+    }
+
+    /// Whether a block lies where another transfer brings the rest, in all files of which it is a part.
+    pub fn is_past_end(&self, verify: &Verify) -> bool {
+        let mut ranges = verify.roles.iter().map(|(_, role)| role.range());
+        !verify.roles.is_empty() && ranges.all(|range| range.is_some_and(|range| self.ends_before(range.start)))
+    }
+
     /// Drops what has arrived of a refused block.
     fn discard_early(&mut self, id: BlockId) {
         let bytes = match self.early.remove(&id) {
@@ -493,12 +504,12 @@ impl Transfer {
     }
 
     /// How much more credit may be given, if another transfer brings the rest: enough for what precedes that, with the
-    /// nodes above it, and for a block of any size.
+    /// nodes above it, for a block of any size, and for what is too little to be given as credit.
     fn credit_left(&self) -> u64 {
         let Some(until) = self.until.filter(|_| self.credit_ends) else { return u64::MAX };
         let rest = until.saturating_sub(self.position());
-        let needed =
-            if rest == 0 { 0 } else { rest.saturating_add(rest / INNER_PART).saturating_add(BUDGET_BYTES_MIN) };
+        let margin = BUDGET_BYTES_MIN.saturating_add(self.window_bytes / CREDIT_PART);
+        let needed = if rest == 0 { 0 } else { rest.saturating_add(rest / INNER_PART).saturating_add(margin) };
         needed.saturating_sub(self.granted_bytes.saturating_sub(self.received_bytes))
     }
 

@@ -403,10 +403,10 @@ fn what_another_transfer_brings_is_not_waited_for() {
 #[test]
 fn a_peer_gets_credit_for_what_precedes_another_transfer_and_little_more() {
     let site = Site::new(9_000);
-    let window = BUDGET_BYTES_MIN + BUDGET_BYTES_MIN / 8;
+    let window = 2 * BUDGET_BYTES_MIN;
     let request = Request { root: site.file, path: Vec::new(), ..site.request(window) };
     let blocks = site.blocks_of(&request);
-    let until = 3_000 * LEAF_BYTES as u64;
+    let until = 5_000 * LEAF_BYTES as u64;
     for credit_ends in [false, true] {
         let mut asker = Asker::new(&request);
         let (mut budget, mut bytes_until) = (window, None);
@@ -430,7 +430,33 @@ fn a_peer_gets_credit_for_what_precedes_another_transfer_and_little_more() {
         assert_eq!(asker.received.len() == blocks.len(), !credit_ends);
         assert_eq!(asker.transfer.is_used_up(), credit_ends);
         let further = asker.transfer.received_bytes - bytes_until.expect("all that precedes it arrives");
-        assert!(!credit_ends || further <= window, "{further}");
+        let little = BUDGET_BYTES_MIN + window / CREDIT_PART + 4 * LEAF_BYTES as u64;
+        assert!(!credit_ends || further <= little, "{further}");
+    }
+}
+
+#[test]
+fn a_peer_gets_credit_for_the_leaf_in_which_its_part_of_a_file_ends() {
+    let site = Site::new(1);
+    let leaf = content::MAX_BLOCK_BYTES as u64;
+    for within in [1, leaf / 16, leaf / 3, leaf - 1] {
+        let mut transfer = Transfer::new(&site.request(BUDGET_BYTES_MAX));
+        let receive = |transfer: &mut Transfer| {
+            assert!(transfer.has_room_for(leaf), "{within}");
+            transfer.received_bytes += leaf + ANSWER_OVERHEAD_BYTES;
+            transfer.reach(transfer.reached + leaf);
+        };
+        // Readers take nothing until the window is full.
+        while transfer.has_room_for(leaf) {
+            receive(&mut transfer);
+        }
+        transfer.end_at(transfer.reached + within, true);
+        assert_eq!(transfer.credit(), None, "nothing was taken");
+        transfer.release(transfer.received_bytes);
+        assert!(transfer.credit().is_some_and(|credit| credit < 2 * leaf), "{within}");
+        receive(&mut transfer);
+        transfer.release(leaf);
+        assert_eq!(transfer.credit(), None, "another transfer brings what follows");
     }
 }
 

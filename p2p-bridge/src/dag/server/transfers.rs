@@ -28,7 +28,7 @@ pub const TRANSFERS_PER_PEER: usize = 128;
 /// The maximum number of transfers.
 pub const TRANSFERS_MAX: usize = 4_096;
 /// The maximum number of streams of one transfer.
-pub const STREAMS_PER_TRANSFER: usize = 16;
+pub const STREAMS_PER_TRANSFER: usize = 32;
 /// How long a transfer waits for credit.
 pub const CREDIT_TIMEOUT: Duration = Duration::from_secs(20);
 /// If there is no room for another transfer, one that has waited longer for credit ends.

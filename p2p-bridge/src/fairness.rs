@@ -9,8 +9,8 @@
 //! *Allowance.* The bytes in flight to a peer are limited to [`ALLOWANCE_MIN`] at first. They are in flight until a stream
 //! has taken them, not until the peer has them. The limit doubles each time the streams have taken as much as the limit,
 //! up to [`ALLOWANCE_MAX`]: a fast reader over a long link soon has a full bandwidth-delay product in flight (16 MiB are
-//! 2.5 Gbit/s at 50 ms; the Go implementation stops at 1 MiB), and a peer that does not read costs half a megabyte. This
-//! is no ramp of round trips: streams take bytes as long as their windows allow, without an answer of the peer.
+//! 2.5 Gbit/s at 50 ms; the Go implementation stops at 1 MiB), and a peer that does not read costs half a megabyte.
+//! This is no ramp of round trips: streams take bytes as long as their windows allow, without an answer of the peer.
 //!
 //! *Fairness.* Deficit round robin (Shreedhar and Varghese, 1995), charged afterwards, since the size of a block is
 //! only known when it was read: a peer whose debt exceeds a [`QUANTUM`] skips turns until it is paid, unless no other

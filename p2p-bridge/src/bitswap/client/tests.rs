@@ -1238,6 +1238,27 @@ fn a_file_that_a_car_of_its_directory_has_passed_may_be_requested_as_another_car
 }
 
 #[test]
+fn what_a_divided_transfer_has_brought_past_its_end_is_requested_with_what_follows() {
+    let (mut bench, source) = (Bench::new(), TestSource::default());
+    let file = Import::new(&source, profile(false)).file(&noise(1, 10_000)).cid;
+    let block = |cid: Cid| source.all().into_iter().find(|block| *block.cid() == cid).expect("is stored");
+    let session = *file.hash();
+    let _reader = Reader::of(&bench.readers, session);
+    let peer = sender(&mut bench, false);
+    bench.client.want_ahead(session, file, Some(Arc::new(ReadAhead::of_file(file, 0, 10_000))), bench.now);
+    bench.drain();
+    let transfer = Arc::clone(&bench.transfers[0]);
+    // Leaves of 4 KiB.
+    let leaf = content::dag::links(&block(file)).expect("links")[1];
+    [file, leaf].into_iter().for_each(|cid| name_children(&transfer, &block(cid)));
+    let (wanted, ahead) = (BlockKey::of(&leaf).expect("a key"), ReadAhead::of_file(file, 4_096, 10_000));
+    let mut start = || bench.client.planner.start(session, peer, &wanted, &ahead, false, bench.now);
+    assert!(start().is_none(), "it is requested alone");
+    transfer.state().end_at(4_096, true);
+    assert!(start().is_some(), "it was not kept");
+}
+
+#[test]
 fn a_block_that_is_not_known_to_be_close_is_not_waited_for_in_a_car() {
     for (first_bytes, is_close) in [(MIB, true), (1 << 40, false)] {
         let mut bench = Bench::new();

@@ -48,7 +48,7 @@ const READER_BYTES_MAX: u64 = 12 * 1024 * 1024;
 const SERVER_WINDOW_BYTES: u64 = crate::dag::server::traversal::WINDOW_BYTES as u64;
 /// The names of the blocks of all transfers take as much as one part in so many of the memory of messages, in addition.
 const NAMES_PART: usize = 4;
-/// The maximum number of streams of one transfer. A server of an earlier release takes half of them, and closes the others.
+/// The maximum number of streams of one transfer. A server of an earlier release takes 16, and closes the others.
 pub const STREAMS_MAX: usize = 32;
 /// The same for an answer that is smaller than [`LARGE_BYTES`].
 const STREAMS_SMALL_MAX: usize = STREAMS_MAX / 2;

@@ -207,8 +207,8 @@ impl Planner {
 
     /// Whether a running transfer from a peer has brought a block that is wanted nevertheless, because it was not kept.
     /// It is to be requested alone: another transfer would bring again all that follows, beside the running one. A file
-    /// is divided instead if a reader is back where no more can be buffered, or past the end of a divided transfer; and
-    /// always while a gateway sends a CAR, be it of the file or of a DAG with it, since a block alone is another request.
+    /// is divided instead if a reader is back where no more can be buffered, or past the end of a divided transfer. A
+    /// range of a file is requested as another CAR always, since a block alone is a request as well.
     fn has_passed(&self, session: &SessionId, peer: &PeerId, key: &BlockKey, ahead: &ReadAhead) -> bool {
         let (is_range, from) = (ahead.scope.entity_bytes.is_some(), first_byte(&ahead.scope));
         let divides_any = self.is_gateway(peer) && is_range;

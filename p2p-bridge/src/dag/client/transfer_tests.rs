@@ -393,6 +393,7 @@ fn what_another_transfer_brings_is_not_waited_for() {
     asker.transfer.end_at(2 * until, false);
     let from = |from: u64| ReadAhead::of_file(site.file, from, site.file_bytes as u64);
     assert!(asker.transfer.covers(&from(until - 1)) && !asker.transfer.covers(&from(until)));
+    assert!(!asker.transfer.ends_before(until - 1) && asker.transfer.ends_before(until));
     let blocks = site.blocks_of(&request);
     let before = blocks.iter().position(|block| asker.take(answer(block)).is_err() || asker.transfer.is_needless());
     // Two nodes and five leaves.

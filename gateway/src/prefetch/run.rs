@@ -21,8 +21,10 @@ use tokio::time::Sleep;
 const PATH_BYTES_MAX: usize = 2048;
 /// The maximum number of URLs of a page that are resolved.
 const URLS_MAX: usize = 1000;
-/// The work of resolving one, in steps.
+/// The work of resolving one, in steps, besides that of its bytes and those of its base.
 const STEPS_PER_URL: u64 = 32;
+/// Bytes of a URL and its base that are resolved in one step of work.
+const BYTES_PER_URL_STEP: usize = 4;
 /// Bytes of a page that are read in one step of work.
 const BYTES_PER_WORK_STEP: usize = 16;
 
@@ -137,7 +139,8 @@ impl Prefetch {
                     if urls > URLS_MAX || self.is_full() {
                         return Ok(());
                     }
-                    self.work.charge(STEPS_PER_URL);
+                    let bytes = self.base.path_bytes() + url.len();
+                    self.work.charge(STEPS_PER_URL + (bytes / BYTES_PER_URL_STEP) as u64);
                     self.add(kind, &url);
                 }
             }

@@ -42,7 +42,7 @@ use self::run::Prefetch;
 use self::urls::PageUrl;
 use self::watch::PageWatch;
 use crate::limits::RequestLimits;
-use crate::metrics::{PrefetchMetrics, PrefetchOutcome};
+use crate::metrics::PrefetchMetrics;
 use crate::request::Ask;
 use crate::request::client::Client;
 use crate::request::negotiate::{Format, wants_html};
@@ -70,9 +70,10 @@ pub const IN_FLIGHT_MAX: usize = 16;
 pub const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// How long the prefetch continues when its page was sent.
 pub const TIME_MAX: Duration = Duration::from_secs(10);
-/// The maximum number of pages at a time, and of those of one client.
+/// The maximum number of pages at a time.
 pub const PAGES_MAX: usize = 256;
-const CLIENT_PAGES_MAX: usize = 8;
+/// The maximum number of pages of one client at a time.
+pub const CLIENT_PAGES_MAX: usize = 8;
 /// The maximum read-ahead of one file, in bytes.
 const WINDOW_BYTES_MAX: usize = 512 * 1024;
 
@@ -163,6 +164,11 @@ impl Prefetcher {
         self.inner.stop.cancel();
     }
 
+    /// The number of pages whose subresources are being prefetched.
+    pub fn running(&self) -> usize {
+        self.inner.pages.held()
+    }
+
     /// The page in a response, if what it loads is prefetched: a browser navigates to it, and it was not stored
     /// locally.
     pub fn page(&self, response: PageResponse<'_>) -> Option<Arc<Page>> {
@@ -224,8 +230,11 @@ impl PageTap {
     /// The whole response was sent.
     pub fn end(&mut self) {
         self.ended = true;
-        if let Some(watch) = self.watch.as_ref().filter(|_| self.is_plain) {
-            watch.end();
+        if let Some(watch) = &self.watch {
+            if self.is_plain {
+                watch.end();
+            }
+            watch.sent();
         }
     }
 }
@@ -239,8 +248,11 @@ impl Drop for PageTap {
 }
 
 impl Page {
-    /// Begins the prefetch, unless too many run.
+    /// Begins the prefetch, unless too many run, or it was stopped.
     fn begin(self: Arc<Self>) -> Option<Arc<PageWatch>> {
+        if self.inner.stop.is_cancelled() {
+            return None;
+        }
         let permit = self.inner.pages.try_acquire(self.client.address).ok()?;
         let memory = Share::of(Some(self.memory()));
         let watch = Arc::new(PageWatch::new(memory));
@@ -272,7 +284,8 @@ impl Page {
             () = budget.exceeded() => {}
             () = prefetch.run(&watch) => {}
         }
+        watch.close();
+        prefetch.end().await;
         self.inner.metrics.bytes.inc_by(budget.bytes());
-        self.inner.metrics.count(PrefetchOutcome::GaveUp, prefetch.unfinished());
     }
 }

@@ -38,6 +38,7 @@ mod run;
 pub mod urls;
 pub mod watch;
 
+use self::fetch::PageName;
 use self::run::Prefetch;
 use self::urls::PageUrl;
 use self::watch::PageWatch;
@@ -50,8 +51,10 @@ use crate::request::route::Place;
 use crate::resolve::Entity;
 use crate::resolve::source::{LimitedClient, Sources, Tier};
 use content::budget::{Budget, Share};
+use content::path::Root;
 use content::unixfs::file::ReadLimits;
 use content::{Cid, NameResolver, Policy};
+use futures::FutureExt as _;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RANGE};
 use http::{HeaderMap, StatusCode};
 use services::limiter::{Limiter, Permit};
@@ -137,6 +140,8 @@ pub struct Page {
     inner: Arc<Inner>,
     url: PageUrl,
     client: LimitedClient,
+    /// What its name resolves to, if it has one.
+    name: PageName,
     /// The root and the file, if the page is sent in a content coding: then it is stored locally, and is read there.
     stored: Option<(Cid, Cid)>,
 }
@@ -179,6 +184,11 @@ impl Prefetcher {
         let PageResponse { ask, place, client, entity, headers, .. } = response;
         let RequestLimits { path_depth_max, url_bytes_max, .. } = self.inner.limits;
         let url = PageUrl::of(ask, place, client, path_depth_max, url_bytes_max)?;
+        let name = match url.root() {
+            Root::Cid(_) => None,
+            // It was looked up for the page a moment ago. If it has to be looked up again, that is not worth it.
+            Root::Name(name) => Some(self.inner.names.resolve(name).now_or_never()?.ok()?),
+        };
         let client = LimitedClient {
             address: client.group(),
             connection_memory: client.connection_memory.clone(),
@@ -188,7 +198,7 @@ impl Prefetcher {
             is_background: true,
         };
         let stored = headers.contains_key(CONTENT_ENCODING).then_some((entity.root, entity.cid));
-        Some(Arc::new(Page { inner: Arc::clone(&self.inner), url, client, stored }))
+        Some(Arc::new(Page { inner: Arc::clone(&self.inner), url, client, name: PageName(name), stored }))
     }
 }
 

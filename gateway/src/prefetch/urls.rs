@@ -82,6 +82,11 @@ impl PageUrl {
         })
     }
 
+    /// The root of the page, and of all paths that count.
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
     /// The base of a page without `<base>`.
     pub fn base(&self) -> Base {
         Base::of_path(self.path.clone())

@@ -9,7 +9,9 @@
 //! - The page does not wait for any of this.
 //! - A prefetch obeys what a request of the same client would obey: the policy for blocks, paths and names, the
 //!   client's limits of fetches, rate and memory, and the limits of a request. It takes only permits and tokens that
-//!   are free at once, and no more than half of the permits; without one it gives up.
+//!   are free at once, and only while half of them are left; without one it gives up. Its permits are not among those
+//!   of requests. What its blocks in flight cost of the client's rate is known when they have arrived; so much it may
+//!   exceed its half of the burst.
 //! - It is bounded for each page ([`PATHS_MAX`], [`BYTES_MAX`], [`TIME_MAX`]), and so is the number of pages.
 //! - No other request gets an error that is about a prefetch. Paths are traversed without singleflight, and the bounds
 //!   apply above the tiers, where fetches of blocks are shared. A missing permit, the only error of a prefetch from
@@ -17,7 +19,7 @@
 //!
 //! It ends when the client leaves before it has received the page. A client that has received it is still there, but
 //! the gateway cannot know for how long: its connection may end with the page. So the prefetch continues then, for
-//! [`TIME_MAX`] at most.
+//! [`TIME_MAX`] at most. Until the page is sent, it lives as long as the request.
 //!
 //! | module | concern |
 //! |---|---|

@@ -1,6 +1,7 @@
 //! [`RequestLimits`]: the configured limits of one request to the public listener, and [`ClientMemory`]: the memory of
 //! its client for response bodies.
 
+use crate::prefetch;
 use content::budget::{Budget, Share};
 use content::scope::ScopeLimits;
 use content::tar::TarLimits;
@@ -55,6 +56,8 @@ pub struct RequestLimits {
     pub convert_codecs: bool,
     /// The processor budget in steps, in addition to the steps that sent bytes earn.
     pub work_steps_max: u64,
+    /// How long a prefetch of what a page loads continues when the page was sent.
+    pub prefetch_time_max: Duration,
 }
 
 impl Default for RequestLimits {
@@ -102,6 +105,7 @@ impl RequestLimits {
             },
             convert_codecs: http.convert_codecs,
             work_steps_max: http.work_steps_max,
+            prefetch_time_max: prefetch::TIME_MAX,
         }
     }
 

@@ -193,7 +193,7 @@ p2p_bridge::metrics! {
             "Connections over QUIC whose client had to prove its address first (Retry), since many were pending";
         prefetch_pages: Counter = "causeway_http_prefetch_pages", "Pages whose subresources were prefetched";
         prefetch_bytes: Counter = "causeway_http_prefetch_bytes",
-            "Bytes of the blocks that were fetched for subresources of pages";
+            "Bytes of the blocks that were read for subresources of pages, from the network or the disk";
         // Always a bug.
         pub panics: Counter = "causeway_http_panics", "Connections that ended in a panic";
     }

@@ -67,12 +67,24 @@ pub struct Limiter {
     /// The number of permits.
     all_max: usize,
     each: usize,
+    /// The permits of work in the background, half as many. They are not among those of requests, which so never lack
+    /// one for it.
+    background: Arc<Semaphore>,
     wait: Duration,
-    clients: Mutex<HashMap<ClientKey, usize>>,
+    clients: Mutex<HashMap<ClientKey, ClientCounts>>,
     /// Notified when a client's count decreases.
     freed: Notify,
     /// The mean time for which permits are held, in milliseconds, weighted towards the latest ones.
     held_ms: AtomicU64,
+}
+
+/// The permits of a client.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ClientCounts {
+    /// Those of its requests.
+    requests: usize,
+    /// Those of work in the background.
+    background: usize,
 }
 
 /// A permit, which is released when it is dropped.
@@ -92,6 +104,7 @@ impl Limiter {
             all: Arc::new(Semaphore::new(all_max)),
             all_max,
             each: each.max(1),
+            background: Arc::new(Semaphore::new(all_max / 2)),
             wait: PERMIT_WAIT,
             clients: Mutex::default(),
             freed: Notify::new(),
@@ -114,18 +127,25 @@ impl Limiter {
         Ok(Permit::new(counted, permit))
     }
 
-    /// Acquires a permit without waiting, if half of the client's permits and half of all are left after it: for work
-    /// in the background, which must not take the permits of requests.
+    /// Acquires a permit for work in the background without waiting, if the client uses less than half of its permits,
+    /// and all clients less than half of all. Requests have as many permits as without it.
     ///
     /// # Errors
     /// [`Full`].
     pub fn try_acquire_spare(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
-        let counted = self.count_up_to(client.into(), self.spare_of_client()).ok_or(Full::Client)?;
-        if self.all.available_permits() <= self.all_max.div_ceil(2) {
+        let counted = self.count_in_background(client.into()).ok_or(Full::Client)?;
+        let permit = Arc::clone(&self.background).try_acquire_owned().map_err(|_| Full::All)?;
+        // This one is already among those in the background.
+        let in_background = self.all_max / 2 - self.background.available_permits();
+        if self.held() + in_background > self.all_max / 2 {
             return Err(Full::All);
         }
-        let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Full::All)?;
         Ok(Permit::new(counted, permit))
+    }
+
+    /// The number of permits that are held, without those of work in the background.
+    pub fn held(&self) -> usize {
+        self.all_max - self.all.available_permits()
     }
 
     /// The number of permits that one client can have for work in the background.
@@ -175,25 +195,34 @@ impl Limiter {
     }
 
     fn count(self: &Arc<Self>, client: ClientKey) -> Option<Counted> {
-        self.count_up_to(client, self.each)
+        let mut clients = self.clients();
+        let held = clients.entry(client.clone()).or_default();
+        if held.requests >= self.each {
+            return None;
+        }
+        held.requests += 1;
+        drop(clients);
+        Some(Counted { limiter: Arc::clone(self), client, in_background: false })
     }
 
-    /// Counts a permit of a client that has fewer than `each`.
-    fn count_up_to(self: &Arc<Self>, client: ClientKey, each: usize) -> Option<Counted> {
-        if each == 0 {
+    /// The same for work in the background.
+    fn count_in_background(self: &Arc<Self>, client: ClientKey) -> Option<Counted> {
+        let spare = self.spare_of_client();
+        // No entry is made for a client that can have none.
+        if spare == 0 {
             return None;
         }
         let mut clients = self.clients();
         let held = clients.entry(client.clone()).or_default();
-        if *held >= each {
+        if held.requests + held.background >= spare {
             return None;
         }
-        *held += 1;
+        held.background += 1;
         drop(clients);
-        Some(Counted { limiter: Arc::clone(self), client })
+        Some(Counted { limiter: Arc::clone(self), client, in_background: true })
     }
 
-    fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, usize>> {
+    fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, ClientCounts>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -206,7 +235,10 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.counted.limiter.record_held(self.since.elapsed());
+        // When a request should be sent again depends on requests only.
+        if !self.counted.in_background {
+            self.counted.limiter.record_held(self.since.elapsed());
+        }
     }
 }
 
@@ -215,14 +247,18 @@ impl Drop for Permit {
 struct Counted {
     limiter: Arc<Limiter>,
     client: ClientKey,
+    in_background: bool,
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
         let mut clients = self.limiter.clients();
         if let Some(held) = clients.get_mut(&self.client) {
-            *held -= 1;
-            if *held == 0 {
+            match self.in_background {
+                true => held.background -= 1,
+                false => held.requests -= 1,
+            }
+            if *held == ClientCounts::default() {
                 clients.remove(&self.client);
             }
         }
@@ -259,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn work_in_the_background_leaves_half_of_the_permits() {
+    fn work_in_the_background_takes_half_of_the_permits_and_none_of_requests() {
         let limiter = Arc::new(Limiter::new(6, 4));
         assert_eq!(limiter.spare_of_client(), 2);
         let first = limiter.try_acquire_spare(client(1));
@@ -269,13 +305,19 @@ mod tests {
         let third = limiter.try_acquire_spare(client(2));
         assert!(third.is_ok());
         assert_eq!(limiter.try_acquire_spare(client(2)).err(), Some(Full::All));
-        // Requests have the rest, and work in the background counts them.
-        let requests = [1, 1, 3].map(|last| limiter.try_acquire(client(last)).ok());
+        // Requests have all of theirs.
+        let requests = [1, 1, 1, 1, 3, 3].map(|last| limiter.try_acquire(client(last)).ok());
         assert!(requests.iter().all(Option::is_some));
-        drop((first, second));
+        assert_eq!(limiter.held(), 6);
+        assert_eq!(limiter.try_acquire(client(1)).err(), Some(Full::Client));
+        assert_eq!(limiter.try_acquire(client(4)).err(), Some(Full::All));
+        // Work in the background counts requests.
+        drop((first, second, third));
         assert_eq!(limiter.try_acquire_spare(client(1)).err(), Some(Full::Client));
-        drop((third, requests));
-        assert!(limiter.clients().is_empty());
+        assert_eq!(limiter.try_acquire_spare(client(4)).err(), Some(Full::All));
+        drop(requests);
+        assert!(limiter.try_acquire_spare(client(4)).is_ok());
+        assert!(limiter.clients().is_empty() && limiter.held() == 0);
         assert_eq!(Arc::new(Limiter::new(1, 1)).try_acquire_spare(client(1)).err(), Some(Full::Client));
     }
 

@@ -77,12 +77,20 @@ impl RateLimiter {
         Ok(())
     }
 
-    /// Takes a token that the client has already.
+    /// Takes a token for work in the background, if half of the burst is left after it for the client's requests.
     ///
     /// # Errors
-    /// The time after which the client has a token.
-    pub fn try_acquire(&self, client: impl Into<ClientKey>) -> Result<(), Duration> {
-        self.reserve_within(client.into(), Instant::now(), Duration::ZERO).map(|_| ())
+    /// The time after which there is such a token.
+    pub fn try_acquire_spare(&self, client: impl Into<ClientKey>) -> Result<(), Duration> {
+        self.take_spare(client.into(), self.per_token, Instant::now())
+    }
+
+    /// Checks that half of the burst is left, without which work in the background does not go on.
+    ///
+    /// # Errors
+    /// The time after which it is left.
+    pub fn check_spare(&self, client: impl Into<ClientKey>) -> Result<(), Duration> {
+        self.take_spare(client.into(), Duration::ZERO, Instant::now())
     }
 
     /// Charges a client for bytes that were fetched: a token for each MiB.
@@ -110,6 +118,18 @@ impl RateLimiter {
         }
         buckets.insert(client, now + full_in);
         Ok(wait)
+    }
+
+    /// Takes what costs so much, if half of the burst is left after it.
+    fn take_spare(&self, client: ClientKey, cost: Duration, now: Instant) -> Result<(), Duration> {
+        let mut buckets = self.buckets();
+        let full_in = full_in(&mut buckets, &client, now) + cost;
+        let wait = full_in.saturating_sub(self.capacity / 2);
+        if !wait.is_zero() {
+            return Err(wait);
+        }
+        buckets.insert(client, now + full_in);
+        Ok(())
     }
 
     fn charge_at(&self, client: ClientKey, bytes: usize, now: Instant) {
@@ -179,6 +199,27 @@ mod tests {
         for wait in [0, 0, 0, 500] {
             assert_eq!(limiter.reserve(client(1), later), Ok(ms(wait)));
         }
+    }
+
+    #[test]
+    fn work_in_the_background_leaves_half_of_the_burst() {
+        let (limiter, start) = limiter(2, 6);
+        let take = |now| limiter.take_spare(client(1), limiter.per_token, now);
+        for _ in 0..3 {
+            assert_eq!(take(start), Ok(()));
+        }
+        assert_eq!(take(start), Err(ms(500)));
+        let check = |now| limiter.take_spare(client(1), Duration::ZERO, now);
+        assert_eq!(check(start), Ok(()));
+        // Requests have the rest.
+        for wait in [0, 0, 0, 500] {
+            assert_eq!(limiter.reserve(client(1), start), Ok(ms(wait)));
+        }
+        assert_eq!((check(start), check(start + ms(2000))), (Err(ms(2000)), Ok(())));
+        assert_eq!((take(start + ms(2000)), take(start + ms(2500))), (Err(ms(500)), Ok(())));
+        // A single token is left to requests.
+        let (limiter, start) = self::limiter(1, 1);
+        assert!(limiter.take_spare(client(1), limiter.per_token, start).is_err());
     }
 
     #[test]

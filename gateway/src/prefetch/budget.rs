@@ -5,6 +5,10 @@
 //! size is unknown counts as [`RESERVED_BYTES`] while it is being fetched, so that the blocks in flight are bounded
 //! too; once it has arrived it counts as what it is. A block that several paths need counts once.
 //!
+//! The network is not told what will be read next: what it sends ahead would not count until it is read. So a file of
+//! one block costs one round trip for each directory on its way that is not stored yet and one for itself, and one of
+//! several blocks another one, in which its blocks are requested together.
+//!
 //! The budget is above the tiers, and so above singleflight: no other request waits for it, or gets its error.
 
 use content::{Block, BlockSource, Cid, ReadAhead, SourceError, Work};
@@ -117,20 +121,6 @@ impl CountedSource {
     pub fn new(source: Arc<dyn BlockSource>, budget: Arc<PageBudget>) -> Self {
         Self { source, budget }
     }
-
-    fn count(
-        &self,
-        get: impl FnOnce(&dyn BlockSource) -> BoxFuture<'static, Result<Block, SourceError>> + Send + 'static,
-    ) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let (source, budget) = (Arc::clone(&self.source), Arc::clone(&self.budget));
-        async move {
-            let reserved = budget.reserve().await?;
-            let block = get(&*source).await?;
-            budget.spend(reserved, &block);
-            Ok(block)
-        }
-        .boxed()
-    }
 }
 
 impl BlockSource for CountedSource {
@@ -147,13 +137,19 @@ impl BlockSource for CountedSource {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let cid = *cid;
-        self.count(move |source| source.get(&cid))
+        let (source, budget, cid) = (Arc::clone(&self.source), Arc::clone(&self.budget), *cid);
+        async move {
+            let reserved = budget.reserve().await?;
+            let block = source.get(&cid).await?;
+            budget.spend(reserved, &block);
+            Ok(block)
+        }
+        .boxed()
     }
 
-    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let (cid, ahead) = (*cid, ahead.clone());
-        self.count(move |source| source.get_ahead(&cid, &ahead))
+    /// The block alone: see the module's documentation.
+    fn get_ahead(&self, cid: &Cid, _: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.get(cid)
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
@@ -165,7 +161,7 @@ impl BlockSource for CountedSource {
 mod tests {
     use super::*;
     use bytes::Bytes;
-    use content::{codec, hashes};
+    use content::{MemoryBlocks, codec, hashes};
 
     const KIB: usize = 1024;
 
@@ -222,6 +218,34 @@ mod tests {
         // The one that waited has got what the first did not need, or the error: it never waits in vain.
         assert!(third.now_or_never().is_some());
         assert!(budget.reserve().now_or_never().is_some_and(|reserved| reserved.is_err()));
+    }
+
+    /// A network that sends more than it is asked for.
+    struct SendsAhead(MemoryBlocks);
+
+    impl BlockSource for SendsAhead {
+        fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+            self.0.get(cid)
+        }
+
+        fn get_ahead(&self, _: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+            panic!("it is told what follows: {ahead:?}")
+        }
+
+        fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+            self.0.has(cid)
+        }
+    }
+
+    #[tokio::test]
+    async fn the_network_is_asked_for_blocks_that_count_only() {
+        let block = Block::of(codec::DAG_PB, hashes::SHA2_256, 32, Bytes::from_static(b"a")).expect("a block");
+        let network = SendsAhead([block.clone()].into_iter().collect());
+        let budget = Arc::new(budget(2));
+        let source = CountedSource::new(Arc::new(network), Arc::clone(&budget));
+        let fetched = source.get_ahead(block.cid(), &ReadAhead::all(*block.cid())).await;
+        assert_eq!(fetched.map(|block| block.data().len()).ok(), Some(1));
+        assert_eq!(budget.bytes(), 1);
     }
 
     #[tokio::test]

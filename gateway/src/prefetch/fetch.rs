@@ -2,19 +2,21 @@
 
 use super::budget::{CountedSource, PageBudget};
 use super::watch::{LOOKED_BYTES_MAX, PageWatch};
-use super::{FILE_BYTES_MAX, Inner, Page};
+use super::{FILE_BYTES_MAX, Page};
 use crate::resolve::source::RootSource;
 use crate::resolve::{INDEX, Target};
-use content::scope::{DagScope, EntityBytes, ScopeOptions};
+use content::ipns::Record;
+use content::names::Key;
 use content::unixfs::Node;
 use content::unixfs::dir::{self, DirError};
 use content::unixfs::file::{FileReader, ReadError, file_size};
 use content::walk::{self, Purpose, WalkError};
-use content::{Block, BlockSource, Cid, ContentPath, ReadAhead, SourceError, Verdict, Work};
-use futures::StreamExt as _;
-use std::pin::pin;
+use content::{
+    Block, BlockSource, Cid, ContentPath, Name, NameError, NameResolver, Resolution, SourceError, Verdict, Work,
+};
+use futures::future::{BoxFuture, ready};
+use futures::{FutureExt as _, StreamExt as _};
 use std::sync::Arc;
-use std::task::Poll;
 
 /// Why a path was not fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl Page {
 
     /// Fetches the file at a path, or the `index.html` of a directory, into the local tiers, as a request for it would.
     pub(super) async fn fetch(&self, path: ContentPath, budget: Arc<PageBudget>, work: Work) -> Result<(), NotFetched> {
-        let target = self.target(path).await.ok_or(NotFetched::Failed)?;
+        let target = self.target(path).ok_or(NotFetched::Failed)?;
         let source = RootSource::within(&self.inner.sources, target.root, self.client.clone(), false, work);
         let source: Arc<dyn BlockSource> = Arc::new(CountedSource::new(source.paced(), Arc::clone(&budget)));
         let fetched = async {
@@ -71,23 +73,20 @@ impl Page {
         }
     }
 
-    /// The target of a path, if a request for it would not be refused. A name that has to be looked up is not worth it:
-    /// the page's own was looked up a moment ago.
-    async fn target(&self, path: ContentPath) -> Option<Target> {
-        let Inner { policy, names, .. } = &*self.inner;
+    /// The target of a path, if a request for it would not be refused.
+    fn target(&self, path: ContentPath) -> Option<Target> {
+        let policy = &*self.inner.policy;
         if policy.serves_only_listed() && policy.check_entry(&path.root, &path.segments.join("/")) != Verdict::Allow {
             return None;
         }
-        match futures::poll!(pin!(Target::of(path, &**names, &**policy))) {
-            Poll::Ready(target) => target.ok(),
-            Poll::Pending => None,
-        }
+        // The page's name is resolved already.
+        Target::of(path, &self.name, policy).now_or_never()?.ok()
     }
 
     /// The root block of the file at the end of a path; `None` if there is no file.
     async fn file(&self, source: &Arc<dyn BlockSource>, target: &Target) -> Result<Option<Block>, FetchError> {
         let policy = &*self.inner.policy;
-        let purpose = Purpose { scope: scope(), further: target.trailing_slash.then_some(INDEX) };
+        let purpose = Purpose { further: target.trailing_slash.then_some(INDEX), ..Purpose::default() };
         let resolved = walk::resolve_for(source, policy, target.root, &target.segments, &purpose).await?;
         match Node::decode(&resolved.block).map_err(WalkError::from)? {
             Node::File(_) => return Ok(Some(resolved.block)),
@@ -102,15 +101,23 @@ impl Page {
         resolved.check_further(policy, &target.segments, INDEX)?;
         match source.peek(&cid) {
             Some(block) => Ok(Some(block)),
-            None => Ok(Some(source.get_ahead(&cid, &ReadAhead::below(cid, scope())).await?)),
+            None => Ok(Some(source.get(&cid).await?)),
         }
     }
 }
 
-/// What is fetched of a file.
-fn scope() -> ScopeOptions {
-    let last = i64::try_from(FILE_BYTES_MAX).unwrap_or(i64::MAX) - 1;
-    ScopeOptions { scope: DagScope::File, entity_bytes: EntityBytes::new(0, Some(last)).ok(), duplicates: false }
+/// The name of a page, if it has one, which is resolved already: all paths of the page have the same.
+pub(super) struct PageName(pub(super) Option<Resolution>);
+
+impl NameResolver for PageName {
+    fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
+        let found = self.0.clone().ok_or_else(|| NameError::Offline { name: name.clone() });
+        ready(found).boxed()
+    }
+
+    fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
+        ready(Err(NameError::Offline { name: Name::Key(*key) })).boxed()
+    }
 }
 
 /// Why a file could not be fetched: the error of its source, or something that is wrong with it.

@@ -9,7 +9,9 @@
 //! - The page does not wait for any of this.
 //! - A prefetch obeys what a request of the same client would obey: the policy for blocks, paths and names, the
 //!   client's limits of fetches, rate and memory, and the limits of a request. It takes only permits and tokens that
-//!   are free at once, and no more than half of the permits; without one it gives up.
+//!   are free at once, and only while half of them are left; without one it gives up. Its permits are not among those
+//!   of requests. What its blocks in flight cost of the client's rate is known when they have arrived; so much it may
+//!   exceed its half of the burst.
 //! - It is bounded for each page ([`PATHS_MAX`], [`BYTES_MAX`], [`TIME_MAX`]), and so is the number of pages.
 //! - No other request gets an error that is about a prefetch. Paths are traversed without singleflight, and the bounds
 //!   apply above the tiers, where fetches of blocks are shared. A missing permit, the only error of a prefetch from
@@ -17,7 +19,7 @@
 //!
 //! It ends when the client leaves before it has received the page. A client that has received it is still there, but
 //! the gateway cannot know for how long: its connection may end with the page. So the prefetch continues then, for
-//! [`TIME_MAX`] at most.
+//! [`TIME_MAX`] at most. Until the page is sent, it lives as long as the request.
 //!
 //! | module | concern |
 //! |---|---|
@@ -38,11 +40,12 @@ mod run;
 pub mod urls;
 pub mod watch;
 
+use self::fetch::PageName;
 use self::run::Prefetch;
 use self::urls::PageUrl;
 use self::watch::PageWatch;
 use crate::limits::RequestLimits;
-use crate::metrics::{PrefetchMetrics, PrefetchOutcome};
+use crate::metrics::PrefetchMetrics;
 use crate::request::Ask;
 use crate::request::client::Client;
 use crate::request::negotiate::{Format, wants_html};
@@ -50,8 +53,10 @@ use crate::request::route::Place;
 use crate::resolve::Entity;
 use crate::resolve::source::{LimitedClient, Sources, Tier};
 use content::budget::{Budget, Share};
+use content::path::Root;
 use content::unixfs::file::ReadLimits;
 use content::{Cid, NameResolver, Policy};
+use futures::FutureExt as _;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RANGE};
 use http::{HeaderMap, StatusCode};
 use services::limiter::{Limiter, Permit};
@@ -70,9 +75,10 @@ pub const IN_FLIGHT_MAX: usize = 16;
 pub const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// How long the prefetch continues when its page was sent.
 pub const TIME_MAX: Duration = Duration::from_secs(10);
-/// The maximum number of pages at a time, and of those of one client.
+/// The maximum number of pages at a time.
 pub const PAGES_MAX: usize = 256;
-const CLIENT_PAGES_MAX: usize = 8;
+/// The maximum number of pages of one client at a time.
+pub const CLIENT_PAGES_MAX: usize = 8;
 /// The maximum read-ahead of one file, in bytes.
 const WINDOW_BYTES_MAX: usize = 512 * 1024;
 
@@ -136,6 +142,8 @@ pub struct Page {
     inner: Arc<Inner>,
     url: PageUrl,
     client: LimitedClient,
+    /// What its name resolves to, if it has one.
+    name: PageName,
     /// The root and the file, if the page is sent in a content coding: then it is stored locally, and is read there.
     stored: Option<(Cid, Cid)>,
 }
@@ -163,6 +171,11 @@ impl Prefetcher {
         self.inner.stop.cancel();
     }
 
+    /// The number of pages whose subresources are being prefetched.
+    pub fn running(&self) -> usize {
+        self.inner.pages.held()
+    }
+
     /// The page in a response, if what it loads is prefetched: a browser navigates to it, and it was not stored
     /// locally.
     pub fn page(&self, response: PageResponse<'_>) -> Option<Arc<Page>> {
@@ -173,6 +186,11 @@ impl Prefetcher {
         let PageResponse { ask, place, client, entity, headers, .. } = response;
         let RequestLimits { path_depth_max, url_bytes_max, .. } = self.inner.limits;
         let url = PageUrl::of(ask, place, client, path_depth_max, url_bytes_max)?;
+        let name = match url.root() {
+            Root::Cid(_) => None,
+            // It was looked up for the page a moment ago. If it has to be looked up again, that is not worth it.
+            Root::Name(name) => Some(self.inner.names.resolve(name).now_or_never()?.ok()?),
+        };
         let client = LimitedClient {
             address: client.group(),
             connection_memory: client.connection_memory.clone(),
@@ -182,7 +200,7 @@ impl Prefetcher {
             is_background: true,
         };
         let stored = headers.contains_key(CONTENT_ENCODING).then_some((entity.root, entity.cid));
-        Some(Arc::new(Page { inner: Arc::clone(&self.inner), url, client, stored }))
+        Some(Arc::new(Page { inner: Arc::clone(&self.inner), url, client, name: PageName(name), stored }))
     }
 }
 
@@ -224,8 +242,11 @@ impl PageTap {
     /// The whole response was sent.
     pub fn end(&mut self) {
         self.ended = true;
-        if let Some(watch) = self.watch.as_ref().filter(|_| self.is_plain) {
-            watch.end();
+        if let Some(watch) = &self.watch {
+            if self.is_plain {
+                watch.end();
+            }
+            watch.sent();
         }
     }
 }
@@ -239,8 +260,11 @@ impl Drop for PageTap {
 }
 
 impl Page {
-    /// Begins the prefetch, unless too many run.
+    /// Begins the prefetch, unless too many run, or it was stopped.
     fn begin(self: Arc<Self>) -> Option<Arc<PageWatch>> {
+        if self.inner.stop.is_cancelled() {
+            return None;
+        }
         let permit = self.inner.pages.try_acquire(self.client.address).ok()?;
         let memory = Share::of(Some(self.memory()));
         let watch = Arc::new(PageWatch::new(memory));
@@ -272,7 +296,8 @@ impl Page {
             () = budget.exceeded() => {}
             () = prefetch.run(&watch) => {}
         }
+        watch.close();
+        prefetch.end().await;
         self.inner.metrics.bytes.inc_by(budget.bytes());
-        self.inner.metrics.count(PrefetchOutcome::GaveUp, prefetch.unfinished());
     }
 }

@@ -5,24 +5,22 @@ use super::fetch::NotFetched;
 use super::html::{self, Found, Kind, Scan, Step};
 use super::urls::Base;
 use super::watch::PageWatch;
-use super::{BYTES_MAX, IN_FLIGHT_MAX, Inner, PATHS_MAX, Page, TIME_MAX};
+use super::{BYTES_MAX, IN_FLIGHT_MAX, Inner, PATHS_MAX, Page};
 use crate::metrics::PrefetchOutcome;
 use content::{ContentPath, SourceError, Work};
-use futures::StreamExt as _;
-use futures::future::{BoxFuture, pending};
-use futures::stream::FuturesUnordered;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use tokio::time::Sleep;
+use tokio::task::{JoinError, JoinSet};
 
 /// The maximum length of a path below its root, in bytes.
 const PATH_BYTES_MAX: usize = 2048;
 /// The maximum number of URLs of a page that are resolved.
 const URLS_MAX: usize = 1000;
-/// The work of resolving one, in steps.
+/// The work of resolving one, in steps, besides that of its bytes and those of its base.
 const STEPS_PER_URL: u64 = 32;
+/// Bytes of a URL and its base that are resolved in one step of work.
+const BYTES_PER_URL_STEP: usize = 4;
 /// Bytes of a page that are read in one step of work.
 const BYTES_PER_WORK_STEP: usize = 16;
 
@@ -35,7 +33,8 @@ pub(super) struct Prefetch {
     hasher: RandomState,
     /// Those that are not fetched yet, in the order in which browsers need them.
     waiting: BTreeMap<(Kind, usize), ContentPath>,
-    in_flight: FuturesUnordered<BoxFuture<'static, Result<(), NotFetched>>>,
+    /// A task for each path, so that all yield to the scheduler. Dropping the set aborts them.
+    in_flight: JoinSet<Result<(), NotFetched>>,
     in_flight_max: usize,
     pub(super) budget: Arc<PageBudget>,
     /// The processor budget: that of one request.
@@ -50,7 +49,7 @@ impl Prefetch {
             known: HashSet::new(),
             hasher: RandomState::new(),
             waiting: BTreeMap::new(),
-            in_flight: FuturesUnordered::new(),
+            in_flight: JoinSet::new(),
             in_flight_max: IN_FLIGHT_MAX.min(sources.fetches.spare_of_client()),
             budget: Arc::new(PageBudget::new(BYTES_MAX)),
             work: Work::new(limits.work_steps_max),
@@ -60,18 +59,17 @@ impl Prefetch {
 
     /// Reads the page and fetches its paths, to the end of both.
     pub(super) async fn run(&mut self, watch: &PageWatch) {
-        let (mut bytes, mut scanned_bytes) = (Vec::new(), 0);
-        let mut deadline = pin!(None::<Sleep>);
+        let (mut bytes, mut scanned_bytes, mut is_read) = (Vec::new(), 0, false);
+        let time_max = self.page.inner.limits.prefetch_time_max;
         loop {
             self.start_next();
-            let has_page = deadline.is_some();
-            if has_page && self.in_flight.is_empty() {
+            if is_read && self.in_flight.is_empty() {
                 return;
             }
             tokio::select! {
                 biased;
-                Some(fetched) = self.in_flight.next() => self.count(fetched),
-                ended = self.page.more(watch, &mut bytes), if !has_page => {
+                Some(fetched) = self.in_flight.join_next() => self.count(fetched),
+                ended = self.page.more(watch, &mut bytes), if !is_read => {
                     // The tokeniser cannot continue where the bytes end, so the page is scanned from its beginning, and
                     // as often as its length doubles.
                     if ended || bytes.len() >= 2 * scanned_bytes {
@@ -81,24 +79,30 @@ impl Prefetch {
                         }
                     }
                     if ended {
-                        bytes = Vec::new();
+                        (bytes, is_read) = (Vec::new(), true);
                         watch.release();
-                        deadline.set(Some(tokio::time::sleep(TIME_MAX)));
                     }
                 }
-                () = passed(deadline.as_mut()), if has_page => return,
+                () = watch.sent_for(time_max), if is_read => return,
             }
         }
     }
 
-    /// The number of paths that were found and have not ended.
-    pub(super) fn unfinished(&self) -> usize {
-        self.waiting.len() + self.in_flight.len()
+    /// Ends the paths that have not ended.
+    pub(super) async fn end(&mut self) {
+        while let Some(fetched) = self.in_flight.try_join_next() {
+            self.count(fetched);
+        }
+        let unfinished = self.waiting.len() + self.in_flight.len();
+        self.waiting.clear();
+        self.in_flight.shutdown().await;
+        self.page.inner.metrics.count(PrefetchOutcome::GaveUp, unfinished);
     }
 
-    fn count(&mut self, fetched: Result<(), NotFetched>) {
+    /// Counts a path that has ended. One that panicked has failed.
+    fn count(&mut self, fetched: Result<Result<(), NotFetched>, JoinError>) {
         let metrics = &self.page.inner.metrics;
-        match fetched {
+        match fetched.unwrap_or(Err(NotFetched::Failed)) {
             Ok(()) => metrics.count(PrefetchOutcome::Fetched, 1),
             Err(NotFetched::Failed) => metrics.count(PrefetchOutcome::Failed, 1),
             Err(NotFetched::GaveUp) => {
@@ -115,7 +119,7 @@ impl Prefetch {
             && let Some((_, path)) = self.waiting.pop_first()
         {
             let (page, budget, work) = (Arc::clone(&self.page), Arc::clone(&self.budget), self.work.clone());
-            self.in_flight.push(Box::pin(async move { page.fetch(path, budget, work).await }));
+            self.in_flight.spawn(async move { page.fetch(path, budget, work).await });
         }
     }
 
@@ -137,7 +141,8 @@ impl Prefetch {
                     if urls > URLS_MAX || self.is_full() {
                         return Ok(());
                     }
-                    self.work.charge(STEPS_PER_URL);
+                    let bytes = self.base.path_bytes() + url.len();
+                    self.work.charge(STEPS_PER_URL + (bytes / BYTES_PER_URL_STEP) as u64);
                     self.add(kind, &url);
                 }
             }
@@ -159,13 +164,5 @@ impl Prefetch {
         if !is_long && self.known.insert(self.hasher.hash_one((&path.segments, path.trailing_slash))) {
             self.waiting.insert((kind, order), path);
         }
-    }
-}
-
-/// Waits for a deadline, if there is one.
-async fn passed(deadline: Pin<&mut Option<Sleep>>) {
-    match deadline.as_pin_mut() {
-        Some(deadline) => deadline.await,
-        None => pending().await,
     }
 }

@@ -11,6 +11,9 @@ use content::path::{Namespace, Root};
 use services::url::parameter;
 use std::borrow::Cow;
 
+/// The maximum length of the path of a base, in bytes.
+const BASE_BYTES_MAX: usize = 2048;
+
 /// The URL of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageUrl {
@@ -34,8 +37,26 @@ pub struct PageUrl {
 pub enum Base {
     /// A path of the page's origin.
     Path(String),
-    /// Another origin: relative URLs lead there.
+    /// Another origin, to which relative URLs lead, or a path that is too long.
     Elsewhere,
+}
+
+impl Base {
+    /// A path of the page's origin. Each relative URL costs work for all of it, so longer ones do not count.
+    fn of_path(path: String) -> Self {
+        match path.len() <= BASE_BYTES_MAX {
+            true => Self::Path(path),
+            false => Self::Elsewhere,
+        }
+    }
+
+    /// The length of its path, in bytes.
+    pub fn path_bytes(&self) -> usize {
+        match self {
+            Self::Path(path) => path.len(),
+            Self::Elsewhere => 0,
+        }
+    }
 }
 
 /// A reference to a page's own origin, or a path relative to a base.
@@ -61,9 +82,14 @@ impl PageUrl {
         })
     }
 
+    /// The root of the page, and of all paths that count.
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
     /// The base of a page without `<base>`.
     pub fn base(&self) -> Base {
-        Base::Path(self.path.clone())
+        Base::of_path(self.path.clone())
     }
 
     /// The base that `<base href>` sets.
@@ -71,7 +97,7 @@ impl PageUrl {
         let href = cleaned(href);
         let href = href.split(['?', '#']).next().unwrap_or_default();
         match self.reference(href) {
-            Some(reference) => self.joined(&self.base(), &reference).map_or(Base::Elsewhere, Base::Path),
+            Some(reference) => self.joined(&self.base(), &reference).map_or(Base::Elsewhere, Base::of_path),
             None => Base::Elsewhere,
         }
     }
@@ -154,13 +180,18 @@ fn normalized(authority: &str, scheme: &str) -> String {
     authority.strip_suffix(port).unwrap_or(authority).to_ascii_lowercase()
 }
 
+/// The number of dots in a dot segment, each of which may be encoded; zero for all other segments.
+fn dots(segment: &str) -> usize {
+    let is = |form: &&str| segment.eq_ignore_ascii_case(form);
+    match segment.len() {
+        1 | 3 if [".", "%2e"].iter().any(is) => 1,
+        2 | 4 | 6 if ["..", ".%2e", "%2e.", "%2e%2e"].iter().any(is) => 2,
+        _ => 0,
+    }
+}
+
 /// Removes dot segments. At the root of the origin there is nothing above.
 fn without_dots(path: &str) -> String {
-    let dots = |segment: &str| match segment.to_ascii_lowercase().replace("%2e", ".").as_str() {
-        "." => 1,
-        ".." => 2,
-        _ => 0,
-    };
     let mut segments: Vec<&str> = Vec::new();
     let mut ends_in_folder = false;
     let path = path.strip_prefix(is_slash).unwrap_or(path);
@@ -314,6 +345,43 @@ mod tests {
         assert!(page.content(&page.base(), &"a".repeat(20)).is_some());
         assert!(page.content(&page.base(), &"a".repeat(100)).is_none());
         assert!(page.content(&page.base(), &format!("a?{}", "a".repeat(100))).is_none());
+    }
+
+    #[test]
+    fn dot_segments_are_known_in_each_form() {
+        let table = [
+            (".", 1),
+            ("%2e", 1),
+            ("%2E", 1),
+            ("..", 2),
+            (".%2e", 2),
+            ("%2E.", 2),
+            ("%2e%2E", 2),
+            ("", 0),
+            ("a", 0),
+            ("...", 0),
+            ("%2f", 0),
+            ("%2e%2e%2e", 0),
+            (".%2e.", 0),
+        ];
+        for (segment, expected) in table {
+            assert_eq!(dots(segment), expected, "{segment}");
+        }
+    }
+
+    #[test]
+    fn relative_urls_do_not_count_below_a_long_base() {
+        let long = |path: &str, bytes: usize| format!("{path}{}", "/".repeat(bytes - path.len()));
+        let with_host = format!("https://gateway.example/ipfs/{CID}/a.css");
+        for (bytes, expected) in [(BASE_BYTES_MAX, Some("b/a.css")), (BASE_BYTES_MAX + 1, None)] {
+            let page = page("gateway.example", "", &long(&format!("/ipfs/{CID}/b"), bytes), false);
+            assert_eq!(below(&page, &page.base(), "a.css").as_deref(), expected, "{bytes}");
+            assert_eq!(below(&page, &page.base(), &with_host).as_deref(), Some("a.css"), "{bytes}");
+            assert!(page.base().path_bytes() <= BASE_BYTES_MAX);
+            let page = self::page("gateway.example", "", &format!("/ipfs/{CID}/"), false);
+            let base = page.base_of(&long(&format!("/ipfs/{CID}/b"), bytes));
+            assert_eq!(below(&page, &base, "a.css").as_deref(), expected, "{bytes}");
+        }
     }
 
     proptest! {

@@ -4,8 +4,10 @@
 //! done where it is sent. The copy counts against the client's memory.
 
 use content::budget::Share;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The number of a page's first bytes that are read.
@@ -18,6 +20,9 @@ pub struct PageWatch {
     changed: Notify,
     /// Cancelled when the client leaves before it has the page.
     left: CancellationToken,
+    /// Cancelled when the whole page was sent.
+    sent: CancellationToken,
+    sent_at: OnceLock<Instant>,
 }
 
 #[derive(Debug)]
@@ -33,7 +38,8 @@ impl PageWatch {
     /// No bytes yet. The copy counts against `memory`.
     pub fn new(memory: Share) -> Self {
         let passed = Passed { bytes: Vec::new(), seen_bytes: 0, ended: false, memory };
-        Self { passed: Mutex::new(passed), changed: Notify::new(), left: CancellationToken::new() }
+        let (left, sent) = (CancellationToken::new(), CancellationToken::new());
+        Self { passed: Mutex::new(passed), changed: Notify::new(), left, sent, sent_at: OnceLock::new() }
     }
 
     /// The page's next bytes pass.
@@ -64,6 +70,26 @@ impl PageWatch {
     /// The task needs the bytes no longer that it has taken.
     pub fn release(&self) {
         self.passed().memory.resize(0);
+    }
+
+    /// The task has ended: it needs no bytes, neither those that it has not taken nor further ones.
+    pub fn close(&self) {
+        let mut passed = self.passed();
+        passed.ended = true;
+        passed.bytes = Vec::new();
+        passed.memory.resize(0);
+    }
+
+    /// The whole page was sent, as it is or in a content coding.
+    pub fn sent(&self) {
+        _ = self.sent_at.set(Instant::now());
+        self.sent.cancel();
+    }
+
+    /// Waits until so much time has passed since the whole page was sent.
+    pub async fn sent_for(&self, time: Duration) {
+        self.sent.cancelled().await;
+        tokio::time::sleep_until(*self.sent_at.get_or_init(Instant::now) + time).await;
     }
 
     /// The client has left.
@@ -140,5 +166,27 @@ mod tests {
         assert_eq!((&*page, budget.left()), (&b"ab"[..], 1));
         watch.release();
         assert_eq!(budget.left(), 3);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_once_the_task_has_ended() {
+        let budget = Arc::new(Budget::new(10));
+        let watch = PageWatch::new(Share::of(Some(Arc::clone(&budget))));
+        watch.pass(b"ab");
+        assert_eq!(budget.left(), 8);
+        watch.close();
+        watch.pass(b"cd");
+        assert_eq!(budget.left(), 10);
+        let mut page = Vec::new();
+        assert!(watch.more(&mut page).await && page.is_empty());
+    }
+
+    #[tokio::test]
+    async fn time_is_counted_from_when_the_page_was_sent() {
+        let watch = PageWatch::new(Share::of(None));
+        assert!(watch.sent_for(Duration::ZERO).now_or_never().is_none());
+        watch.sent();
+        assert!(watch.sent_for(Duration::from_secs(3600)).now_or_never().is_none());
+        watch.sent_for(Duration::from_millis(1)).await;
     }
 }

@@ -104,7 +104,8 @@ pub struct LimitedClient {
     pub rates: Option<Arc<RateLimiter>>,
     /// The trace of the request, if it is traced.
     pub trace: Option<Arc<RequestTrace>>,
-    /// Whether the work is done in the background: then it takes only permits and tokens that are free at once.
+    /// Whether the work is done in the background: then it takes only permits and tokens that are free at once, and of
+    /// which half is left for requests.
     pub is_background: bool,
 }
 
@@ -386,30 +387,53 @@ impl FetchPermits {
     async fn acquire(&self) -> Result<Arc<Permit>, SourceError> {
         let mut held = self.permit.lock().await;
         if let Some(permit) = held.upgrade() {
+            if self.client.is_background {
+                self.take_spare_token()?;
+            }
             return Ok(permit);
         }
-        self.take_token().await?;
-        let busy = |_| SourceError::Busy { retry_after: self.fetches.retry_after() };
         let permit = match self.client.is_background {
-            // Other requests may wait for this fetch: it must not wait itself.
-            true => self.fetches.try_acquire_spare(self.client.address),
-            false => self.fetches.acquire_soon(self.client.address).await,
+            // Other requests may wait for this fetch: it must not wait itself. Without a permit it takes no token.
+            true => {
+                let permit = self.fetches.try_acquire_spare(self.client.address);
+                let permit = permit.map_err(|_| self.busy())?;
+                self.take_spare_token()?;
+                permit
+            }
+            false => {
+                self.take_token().await?;
+                self.fetches.acquire_soon(self.client.address).await.map_err(|_| self.busy())?
+            }
         };
-        let permit = Arc::new(permit.map_err(busy)?);
+        let permit = Arc::new(permit);
         *held = Arc::downgrade(&permit);
         Ok(permit)
+    }
+
+    fn busy(&self) -> SourceError {
+        SourceError::Busy { retry_after: self.fetches.retry_after() }
     }
 
     /// Takes a token of the client's rate, once for the request.
     async fn take_token(&self) -> Result<(), SourceError> {
         if let Some(rates) = self.client.rates.as_ref().filter(|_| !self.has_token.load(Ordering::Relaxed)) {
-            let taken = match self.client.is_background {
-                true => rates.try_acquire(self.client.address),
-                false => rates.acquire_soon(self.client.address).await,
-            };
+            let taken = rates.acquire_soon(self.client.address).await;
             taken.map_err(|retry_after| SourceError::RateLimited { retry_after })?;
             self.has_token.store(true, Ordering::Relaxed);
         }
+        Ok(())
+    }
+
+    /// The same for work in the background. For each further block, half of the burst must still be left: what was
+    /// fetched has been charged.
+    fn take_spare_token(&self) -> Result<(), SourceError> {
+        let Some(rates) = &self.client.rates else { return Ok(()) };
+        let taken = match self.has_token.load(Ordering::Relaxed) {
+            true => rates.check_spare(self.client.address),
+            false => rates.try_acquire_spare(self.client.address),
+        };
+        taken.map_err(|retry_after| SourceError::RateLimited { retry_after })?;
+        self.has_token.store(true, Ordering::Relaxed);
         Ok(())
     }
 

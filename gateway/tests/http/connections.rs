@@ -117,7 +117,7 @@ async fn requests_over_the_limit_wait_and_health_checks_do_not() {
 }
 
 /// Connects from another address of this machine.
-async fn connect_from(address: [u8; 4], site: &Site, request: &str) -> TcpStream {
+pub async fn connect_from(address: [u8; 4], site: &Site, request: &str) -> TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
     socket.bind((address, 0).into()).expect("an address of this machine");
     let mut stream = socket.connect(site.address).await.expect("connects");

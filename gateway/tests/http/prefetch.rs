@@ -1,17 +1,24 @@
 //! Prefetch of what a page loads: which requests start one, what it fetches, its bounds, and that no other request
 //! notices it.
 
+use crate::connections::connect_from;
 use crate::control::matcher;
 use crate::dag::{directory, file, raw};
 use crate::hosts::Names;
 use crate::site::{PATIENCE, Setup, Site, until};
 use crate::upstream::FakeNetwork;
-use content::{Block, Policy, SourceError};
-use gateway::prefetch::{BYTES_MAX, IN_FLIGHT_MAX, PATHS_MAX};
+use content::ipns::Record;
+use content::names::Key;
+use content::{Block, Cid, Name, NameError, NameResolver, Policy, Resolution, SourceError};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, pending, ready};
+use gateway::prefetch::{BYTES_MAX, CLIENT_PAGES_MAX, IN_FLIGHT_MAX, PAGES_MAX, PATHS_MAX};
 use services::denylists::Running;
 use services::denylists::running::Rules;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::io::AsyncReadExt as _;
 use tokio::task::JoinHandle;
 
 const BROWSER: (&str, &str) = ("accept", "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8");
@@ -84,6 +91,11 @@ impl World {
         self.site.metric("causeway_http_prefetch_bytes_total")
     }
 
+    /// Waits until no prefetch runs.
+    async fn until_ended(&self) {
+        until(|| self.site.gateway.prefetcher().running() == 0, "the prefetch to end").await;
+    }
+
     /// Waits until the paths that were found have ended so.
     async fn until_paths(&self, fetched: u64, failed: u64, given_up: u64) {
         let paths = || (self.paths("fetched"), self.paths("failed"), self.paths("given_up"));
@@ -116,6 +128,9 @@ async fn what_a_page_loads_is_fetched() {
     world.open().await;
     world.until_paths(4, 1, 0).await;
     assert_eq!(world.network.asked(), 2 + 5);
+    // Of what the page loads, the network is asked for single blocks.
+    let hints = world.network.take_hints();
+    assert!(hints.iter().all(|ahead| [root.cid(), index.cid()].contains(&&ahead.root)), "{hints:?}");
     for name in ["style.css", "script.js", "folder/image.png", "folder/"] {
         assert!(world.is_stored(name).await, "{name}");
     }
@@ -305,16 +320,127 @@ async fn half_of_a_clients_permits_are_left_for_its_requests() {
 }
 
 #[tokio::test]
-async fn a_clients_rate_is_charged_for_each_path() {
-    let images: Vec<Block> = (0..3).map(|index| raw(format!("image {index}"))).collect();
-    let files = [("0.png", &images[0]), ("1.png", &images[1]), ("2.png", &images[2])];
-    let set = |setup: &mut Setup| (setup.limits.client_misses_per_second, setup.limits.client_misses_burst) = (1, 2);
-    let page = "<img src=0.png><img src=1.png><img src=2.png>";
-    // The page takes one token, and there are two. Another one comes within a second, and is not waited for.
-    let world = World::with(page, &files, &[], set).await;
+async fn requests_have_all_of_their_permits_beside_a_prefetch() {
+    let (images, files) = ([raw("first"), raw("second")], [0, 1, 2, 3].map(|index| raw(format!("file {index}"))));
+    let (names, image_names) = (["0", "1", "2", "3"], ["a.png", "b.png"]);
+    let entries: Vec<(&str, &Block)> =
+        names.into_iter().zip(&files).chain(image_names.into_iter().zip(&images)).collect();
+    let held_back: Vec<&Block> = files.iter().chain(&images).collect();
+    let four = |setup: &mut Setup| (setup.http.misses_max, setup.http.client_misses_max) = (4, 4);
+    let world = World::with("<img src=a.png><img src=b.png>", &entries, &held_back, four).await;
     world.open().await;
-    until(|| world.paths("fetched") + world.paths("given_up") == 3, "all paths").await;
-    assert!(world.paths("given_up") >= 1, "{}", world.paths("fetched"));
+    until(|| world.network.waiting() == 2, "the prefetch to wait").await;
+    let loading = names.map(|name| world.load(name));
+    until(|| world.network.waiting() == 2 + 4, "all requests to wait").await;
+    world.network.gate.add_permits(2 + 4);
+    for loading in loading {
+        assert_eq!(answer(loading).await, 200);
+    }
+    world.until_paths(2, 0, 0).await;
+}
+
+#[tokio::test]
+async fn a_clients_rate_is_charged_for_each_path_and_half_of_it_is_left() {
+    let images: Vec<Block> = (0..5).map(|index| raw(format!("image {index}"))).collect();
+    let names: Vec<String> = (0..5).map(|index| format!("{index}.png")).collect();
+    let files: Vec<(&str, &Block)> = names.iter().map(String::as_str).zip(&images).collect();
+    let page: String = names.iter().map(|name| format!("<img src={name}>")).collect();
+    let set = |setup: &mut Setup| (setup.limits.client_misses_per_second, setup.limits.client_misses_burst) = (1, 6);
+    // Three tokens of six are left for requests, and the page takes one. Another one comes within a second, and is not
+    // waited for.
+    let world = World::with(&page, &files, &[], set).await;
+    world.open().await;
+    until(|| world.paths("fetched") + world.paths("given_up") == 5, "all paths").await;
+    assert!(world.paths("fetched") >= 1 && world.paths("given_up") >= 1, "{}", world.paths("fetched"));
+}
+
+/// A name whose answer is cached, until it expires.
+struct ExpiringName {
+    root: Cid,
+    is_expired: AtomicBool,
+    asked: AtomicU64,
+}
+
+impl NameResolver for ExpiringName {
+    fn resolve(&self, _: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        if self.is_expired.load(Ordering::SeqCst) {
+            return pending().boxed();
+        }
+        let (root, ttl) = (self.root, Duration::from_secs(60));
+        ready(Ok(Resolution { root, segments: Vec::new(), ttl, stale: None, hops: Vec::new() })).boxed()
+    }
+
+    fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
+        ready(Err(NameError::Offline { name: Name::Key(*key) })).boxed()
+    }
+}
+
+#[tokio::test]
+async fn the_name_of_a_page_is_resolved_once_and_not_waited_for() {
+    for is_expired in [false, true] {
+        let images = [raw("first"), raw("second")];
+        let index = raw("<img src=a.png><img src=b.png>");
+        let root = directory(&[("a.png", &images[0]), ("b.png", &images[1]), ("index.html", &index)]);
+        let (is_cached, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+        let name = Arc::new(ExpiringName { root: *root.cid(), is_expired: is_cached, asked });
+        let names = Arc::clone(&name) as Arc<dyn NameResolver>;
+        let network = FakeNetwork::new(images.iter().chain([&index, &root]), [&index]);
+        let world = World::of(&root, network, |setup: &mut Setup| setup.names = names).await;
+        let site = Arc::clone(&world.site);
+        let opening = tokio::spawn(async move {
+            let response = site.send("GET", "/ipns/site.example/", &[BROWSER]).await;
+            let status = response.status().as_u16();
+            response.bytes().await.expect("a whole response");
+            status
+        });
+        until(|| world.network.waiting() == 1, "the page to wait").await;
+        let asked = name.asked.load(Ordering::SeqCst);
+        name.is_expired.store(is_expired, Ordering::SeqCst);
+        world.network.gate.add_permits(1);
+        assert_eq!(answer(opening).await, 200);
+        let (pages, fetched) = if is_expired { (0, 0) } else { (1, 2) };
+        assert_eq!(world.pages(), pages, "{is_expired}");
+        world.until_paths(fetched, 0, 0).await;
+        assert_eq!(name.asked.load(Ordering::SeqCst), asked + 1, "{is_expired}");
+    }
+}
+
+/// Navigates to the page of a root from an address of this machine.
+async fn open_from(address: [u8; 4], world: &World, root: &Block) {
+    let head = format!("GET /ipfs/{}/ HTTP/1.1\r\nHost: x\r\nAccept: text/html\r\nConnection: close", root.cid());
+    let mut stream = connect_from(address, &world.site, &format!("{head}\r\n\r\n")).await;
+    let mut response = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut response)).await.expect("in time");
+    read.expect("a whole response");
+    assert!(response.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&response));
+}
+
+#[tokio::test]
+async fn the_number_of_pages_at_a_time_is_bounded() {
+    // One client more than can have all of their pages, and each of them opens one page more than it can have.
+    let clients = PAGES_MAX / CLIENT_PAGES_MAX + 1;
+    let image = raw("image");
+    let page = |number: usize| raw(format!("<img src=image.png>{number}"));
+    let pages: Vec<Block> = (0..=clients * (CLIENT_PAGES_MAX + 1)).map(page).collect();
+    let root = |index: &Block| directory(&[("image.png", &image), ("index.html", index)]);
+    let roots: Vec<Block> = pages.iter().map(root).collect();
+    let network = FakeNetwork::new(pages.iter().chain(&roots).chain([&image]), [&image]);
+    let long = |setup: &mut Setup| setup.limits.prefetch_time_max = Duration::from_secs(3600);
+    let world = World::of(&roots[0], network, long).await;
+    let mut unopened = roots.iter();
+    for client in 1..=clients {
+        let address = [127, 0, 1, u8::try_from(client).expect("few clients")];
+        for root in unopened.by_ref().take(CLIENT_PAGES_MAX + 1) {
+            open_from(address, &world, root).await;
+        }
+        assert_eq!(world.pages(), PAGES_MAX.min(client * CLIENT_PAGES_MAX) as u64, "{client}");
+    }
+    world.network.gate.add_permits(1);
+    world.until_paths(PAGES_MAX as u64, 0, 0).await;
+    world.until_ended().await;
+    open_from([127, 0, 1, 1], &world, unopened.next().expect("a last page")).await;
+    world.until_paths(PAGES_MAX as u64 + 1, 0, 0).await;
 }
 
 #[tokio::test]
@@ -394,6 +520,16 @@ async fn it_continues_when_the_page_was_sent_until_shutdown() {
 }
 
 #[tokio::test]
+async fn it_ends_some_time_after_the_page_was_sent() {
+    let image = raw("image");
+    let brief = |setup: &mut Setup| setup.limits.prefetch_time_max = Duration::from_millis(10);
+    let world = World::with("<img src=image.png>", &[("image.png", &image)], &[&image], brief).await;
+    world.open().await;
+    world.until_paths(0, 0, 1).await;
+    until(|| world.network.waiting() == 0, "nothing to wait").await;
+}
+
+#[tokio::test]
 async fn it_begins_while_the_page_is_sent() {
     let world = half_a_page().await;
     let (site, path) = (Arc::clone(&world.site), world.path(""));
@@ -418,6 +554,9 @@ async fn hostile_pages_are_sent_and_start_nothing() {
         let world = World::of(&root, FakeNetwork::new(leaves.iter().chain([&index, &root]), []), |_| ()).await;
         let body = world.site.send("GET", &world.path(""), &[BROWSER]).await.bytes().await.expect("a page");
         assert_eq!(body, page.as_bytes());
-        assert_eq!((world.pages(), world.bytes()), (1, 0));
+        assert_eq!(world.pages(), 1);
+        world.until_ended().await;
+        let paths = ["fetched", "failed", "given_up"].map(|result| world.paths(result));
+        assert_eq!((paths, world.bytes()), ([0; 3], 0));
     }
 }

@@ -67,8 +67,8 @@ pub struct Limiter {
     /// The number of permits.
     all_max: usize,
     each: usize,
-    /// The permits of work in the background, half as many. They are not among those of requests, which so never lack
-    /// one for it.
+    /// The permits of work in the background, half as many. They are not among those of requests: no request lacks one
+    /// because of it.
     background: Arc<Semaphore>,
     wait: Duration,
     clients: Mutex<HashMap<ClientKey, ClientCounts>>,

@@ -1,7 +1,8 @@
 //! [`Scan`]: what a browser loads for an HTML page, found by the tokeniser of the HTML standard.
 //!
-//! Goals: what is kept of a page is bounded, whatever the page is: of a tag with a million attributes, some 70 KiB. Only
-//! the tokeniser itself may keep as much as the page's length more: the name of an end tag in raw text. The caller is returned to after each [`BYTES_PER_STEP`] or so, so that it can yield.
+//! Goals: what is kept of a page is bounded, whatever the page is: of a tag with a million attributes, some 70 KiB.
+//! Only the tokeniser itself may keep as much as the page's length more: the name of an end tag in raw text. The caller
+//! is returned to after each [`BYTES_PER_STEP`] or so, so that it can yield.
 //!
 //! Departures: no tree is built, so an element counts wherever it is, except inside of `<template>`, whose content is
 //! inert. Of the candidates of a `srcset` the first one counts, because the size of the browser's window is unknown.

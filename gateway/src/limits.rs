@@ -1,7 +1,6 @@
 //! [`RequestLimits`]: the configured limits of one request to the public listener, and [`ClientMemory`]: the memory of
 //! its client for response bodies.
 
-use crate::prefetch;
 use content::budget::{Budget, Share};
 use content::scope::ScopeLimits;
 use content::tar::TarLimits;
@@ -10,6 +9,9 @@ use services::client_budgets::ClientBudgets;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How long the prefetch of what a page loads continues when the page was sent.
+const PREFETCH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The limits of a request.
 #[derive(Debug, Clone)]
@@ -105,7 +107,7 @@ impl RequestLimits {
             },
             convert_codecs: http.convert_codecs,
             work_steps_max: http.work_steps_max,
-            prefetch_time_max: prefetch::TIME_MAX,
+            prefetch_time_max: PREFETCH_TIME_MAX,
         }
     }
 

@@ -12,14 +12,15 @@
 //!   are free at once, and only while half of them are left; without one it gives up. Its permits are not among those
 //!   of requests. What its blocks in flight cost of the client's rate is known when they have arrived; so much it may
 //!   exceed its half of the burst.
-//! - It is bounded for each page ([`PATHS_MAX`], [`BYTES_MAX`], [`TIME_MAX`]), and so is the number of pages.
+//! - It is bounded for each page ([`PATHS_MAX`], [`BYTES_MAX`], [`RequestLimits::prefetch_time_max`]), and so is the
+//!   number of pages.
 //! - No other request gets an error that is about a prefetch. Paths are traversed without singleflight, and the bounds
 //!   apply above the tiers, where fetches of blocks are shared. A missing permit, the only error of a prefetch from
 //!   below the tiers, is a leader-only error.
 //!
 //! It ends when the client leaves before it has received the page. A client that has received it is still there, but
 //! the gateway cannot know for how long: its connection may end with the page. So the prefetch continues then, for
-//! [`TIME_MAX`] at most. Until the page is sent, it lives as long as the request.
+//! [`RequestLimits::prefetch_time_max`] at most. Until the page is sent, it lives as long as the request.
 //!
 //! | module | concern |
 //! |---|---|
@@ -62,7 +63,6 @@ use http::{HeaderMap, StatusCode};
 use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// The maximum number of paths for one page.
@@ -73,8 +73,6 @@ pub const BYTES_MAX: u64 = 8 * 1024 * 1024;
 pub const IN_FLIGHT_MAX: usize = 16;
 /// Of a longer file, so many bytes at its beginning are fetched.
 pub const FILE_BYTES_MAX: u64 = 1024 * 1024;
-/// How long the prefetch continues when its page was sent.
-pub const TIME_MAX: Duration = Duration::from_secs(10);
 /// The maximum number of pages at a time.
 pub const PAGES_MAX: usize = 256;
 /// The maximum number of pages of one client at a time.

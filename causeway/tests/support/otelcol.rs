@@ -10,16 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const VERSION: &str = "0.165.0";
 const START: Duration = Duration::from_secs(60);
 
+/// The program. Its folder is named after the sources that it was built from, which the script knows.
 fn program() -> PathBuf {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-    let tools = variable("CAUSEWAY_TOOLS").or_else(|| Some(cache()?.join("causeway")));
-    let program = tools.expect("HOME is set").join(format!("otelcol-{VERSION}/otelcol"));
-    assert!(program.exists(), "{} is missing. Run `make otelcol` first: it builds it.", program.display());
-    program
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/otelcol");
+    let printed = Command::new(&script).output().expect("bash is installed");
+    assert!(printed.status.success(), "{}: {}", script.display(), String::from_utf8_lossy(&printed.stderr));
+    PathBuf::from(String::from_utf8(printed.stdout).expect("UTF-8").trim_end())
 }
 
 /// A span as the collector has decoded it.

@@ -598,7 +598,7 @@ impl Planner {
 }
 
 /// Whether a part of a file takes the place of the rest of a transfer that ends at `end`: it goes on as far, or for more
-/// than is sent ahead. After a shorter one, the reader of the rest would have to begin anew, which takes longer than what
+/// than is sent ahead. After a shorter one, the reader of the rest would have to begin again, which takes longer than what
 /// is sent twice.
 fn brings_rest((from, to): (u64, u64), end: u64) -> bool {
     to >= end || to.saturating_sub(from) >= BUDGET_BYTES_MAX

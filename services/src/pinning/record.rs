@@ -11,7 +11,7 @@
 use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::request::{Meta, PinParameters};
 use cache::StoreError;
-use cache::metadata_store::{Change, MetadataStore};
+use cache::metadata_store::{Change, MetadataLog as _, MetadataStore};
 use content::Cid;
 use libp2p::Multiaddr;
 use serde::de::DeserializeOwned;

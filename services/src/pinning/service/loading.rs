@@ -6,7 +6,7 @@ use crate::pinning::request::{Owner, PinParameters};
 use crate::pinning::service::{Pins, PinsError, progress};
 use crate::pinning::workers::wait_max;
 use cache::metadata_store::Change;
-use cache::{MetadataStore, PinState, PinSummary, Salvage, StoreError};
+use cache::{MetadataLog as _, MetadataStore, PinState, PinSummary, Salvage, StoreError};
 use content::Cid;
 use futures::future::join_all;
 use std::collections::{HashMap, HashSet};

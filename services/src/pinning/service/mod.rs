@@ -35,7 +35,7 @@ use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::PinNetwork;
 use crate::pinning::request::{Owner, PinRequest, Progress, Status};
 use cache::pins::PinChanges;
-use cache::{BlockStore, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
+use cache::{BlockStore, MetadataLog as _, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use futures::future::join_all;
 use libp2p::Multiaddr;

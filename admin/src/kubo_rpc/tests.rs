@@ -100,7 +100,8 @@ impl World {
             ..PinNetwork::local_only(&tiers, Arc::clone(&policy))
         };
         let metrics = PinMetrics::register(registry);
-        let pins = Pins::start(PinOptions::default(), MetadataStore::memory(), Arc::clone(&store), reach, metrics);
+        let pins =
+            Pins::start(PinOptions::default(), Arc::new(MetadataStore::memory()), Arc::clone(&store), reach, metrics);
         let keys = Arc::new(Keystore::open(dir.path(), std::time::Duration::ZERO).expect("opens"));
         let names = NamesOptions { offline: true, ..NamesOptions::default() };
         let names = p2p_bridge::Names::new(names, None, registry).expect("good options");

@@ -177,7 +177,7 @@ impl<'a> Assembly<'a> {
         };
         let register = stores::open_register(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
         let metrics = PinMetrics::register(&mut self.registry);
-        let pins = Pins::start(options, register, Arc::clone(store), reach, metrics).await;
+        let pins = Pins::start(options, Arc::new(register), Arc::clone(store), reach, metrics).await;
         pins.context("the pin metadata cannot be used")
     }
 

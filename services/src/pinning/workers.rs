@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 const AFTER_REMOVAL: Duration = Duration::from_secs(1);
 
 /// The result of an attempt; `None` if it was cancelled.
-type Attempted = Option<Result<PinSummary, FetchError>>;
+pub(super) type Attempted = Option<Result<PinSummary, FetchError>>;
 
 impl Pins {
     /// Dispatches roots until the service stops, and returns when the last worker has ended.
@@ -124,7 +124,7 @@ impl Pins {
     }
 
     /// Handles the result of an attempt, as one change.
-    async fn end(&self, root: &Cid, attempted: Attempted, arrived: bool) -> Result<(), PinsError> {
+    pub(super) async fn end(&self, root: &Cid, attempted: Attempted, arrived: bool) -> Result<(), PinsError> {
         self.workers().remove(root);
         let handled = match attempted {
             Some(Ok(summary)) => self.end_well(root, &summary).await,
@@ -134,7 +134,7 @@ impl Pins {
         // By now its next attempt is scheduled, if there is one.
         self.index_mut().end_work(root);
         if !self.index().is_needed(root) {
-            self.drop_pin(root);
+            self.drop_unneeded(root);
         }
         self.changed();
         handled
@@ -188,10 +188,17 @@ impl Pins {
         self.write_work(root, work).await
     }
 
+    /// Removes the pin of a root that lost its last request during an attempt.
+    fn drop_unneeded(&self, root: &Cid) {
+        match self.is_shared() {
+            // The log has to say so first, unless another service removes it.
+            true => self.follow_ups().push(FollowUp::LetGo(*root)),
+            false => self.drop_pin(root),
+        }
+    }
+
     async fn give_up(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
-        let reason: Arc<str> = reason.into();
-        let pending = self.index().requests_for(root, |entry| entry.outcome == PinOutcome::Pending);
-        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect()).await?;
+        self.settle_pending(root, &PinOutcome::Failed(reason.into())).await?;
         self.delete_work(root).await
     }
 }

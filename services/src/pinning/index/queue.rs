@@ -88,7 +88,7 @@ impl Index {
         self.dequeue(cid);
         self.update_lost(cid);
         let Some(root) = self.roots.get(cid) else { return };
-        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active && !root.removing)
+        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active && !root.is_removing())
         else {
             return;
         };

@@ -8,6 +8,7 @@
 //! | [`quotas`] | quotas |
 //! | [`lists`] | filters, pages and times; the duration of listing 10,000 requests |
 //! | [`model`] | the index compared with a simple model |
+//! | [`shared`] | several services that append to one log |
 
 mod block_loss;
 mod lifecycle;
@@ -15,6 +16,7 @@ mod lists;
 mod model;
 mod quotas;
 mod restarts;
+mod shared;
 mod world;
 
 use self::world::*;

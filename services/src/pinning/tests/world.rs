@@ -98,7 +98,8 @@ impl World {
             ..PinNetwork::local_only(&tiers, Arc::clone(&self.policy))
         };
         let metrics = PinMetrics::register(&mut Registry::default());
-        let started = Pins::start(self.options.clone(), self.register.clone(), Arc::clone(&self.store), reach, metrics);
+        let started =
+            Pins::start(self.options.clone(), Arc::new(self.register.clone()), Arc::clone(&self.store), reach, metrics);
         started.await.expect("starts")
     }
 

@@ -69,11 +69,15 @@ mod tests {
         vec![Change::Delete(vec![number; 100])]
     }
 
+    /// The numbers of the entries that a caller is told of; or whether it has to read all records, else it is up to
+    /// date.
+    type Told = Result<&'static [u8], bool>;
+
     #[test]
     fn what_was_missed_is_told_as_far_as_it_is_kept() {
         let of_one = bytes_of(&entry(0));
-        // Bytes, appended entries, the position of the caller, the numbers of the entries that it is told of.
-        let table: [(usize, u8, u64, Result<&[u8], bool>); 9] = [
+        // Bytes, appended entries, the position of the caller, what it is told.
+        let table: [(usize, u8, u64, Told); 9] = [
             (0, 0, 0, Err(false)),
             (0, 1, 1, Err(false)),
             (0, 1, 0, Err(true)),

@@ -31,6 +31,7 @@ mod removal;
 mod retry;
 mod settling;
 
+use crate::pinning::coordination::{Claims, Coordination};
 use crate::pinning::filter::{Filter, Page, PreparedFilter};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
@@ -171,6 +172,7 @@ pub struct Pins {
     /// The permits of dials for requests that are added while their root is being fetched.
     dials: Arc<Semaphore>,
     log: Arc<dyn MetadataLog>,
+    pub(in crate::pinning) claims: Arc<dyn Claims>,
     /// Other services append to the log.
     is_shared: bool,
     /// The service's name in the log: the peer ID of its node.
@@ -195,18 +197,18 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Starts the service with the log of pin metadata and the block store, and resumes pending requests.
+    /// Starts the service with the pin metadata and the block store, and resumes pending requests.
     ///
     /// # Errors
     /// The error of the disk, or that the pin metadata store cannot be read.
     pub async fn start(
         options: PinOptions,
-        log: Arc<dyn MetadataLog>,
+        coordination: Coordination,
         store: Arc<dyn BlockStore>,
         reach: PinNetwork,
         metrics: PinMetrics,
     ) -> Result<Arc<Self>, StoreError> {
-        let pins = Arc::new(Self::new(options, log, store, reach, metrics));
+        let pins = Arc::new(Self::new(options, coordination, store, reach, metrics));
         pins.load().await?;
         pins.incomplete().into_iter().for_each(|root| pins.unmeasured.note(root));
         let measuring = block_loss::measure_waiting(Arc::downgrade(&pins), Arc::clone(&pins.unmeasured));
@@ -236,8 +238,8 @@ impl Pins {
     ///
     /// # Errors
     /// As [`Pins::start`].
-    pub async fn alone(log: Arc<dyn MetadataLog>, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
-        let pins = Self::without_workers(log, store);
+    pub async fn alone(coordination: Coordination, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
+        let pins = Self::without_workers(coordination, store);
         pins.load().await?;
         for root in pins.incomplete() {
             pins.measure_inactive(&root).await;
@@ -248,25 +250,26 @@ impl Pins {
 
     /// An empty service in memory that does not fetch, for tests.
     pub fn idle(store: &Arc<dyn BlockStore>) -> Arc<Self> {
-        Self::without_workers(Arc::new(MetadataStore::memory()), store)
+        Self::without_workers(Coordination::single(MetadataStore::memory()), store)
     }
 
-    fn without_workers(log: Arc<dyn MetadataLog>, store: &Arc<dyn BlockStore>) -> Arc<Self> {
+    fn without_workers(coordination: Coordination, store: &Arc<dyn BlockStore>) -> Arc<Self> {
         let policy: Arc<dyn Policy> = Arc::new(AllowAll);
         let tiers = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(store), Arc::clone(&policy), tiers);
         let reach = PinNetwork::local_only(&tiers, policy);
         let (options, metrics) = (PinOptions::default(), PinMetrics::default());
-        Arc::new(Self::new(options, log, Arc::clone(store), reach, metrics))
+        Arc::new(Self::new(options, coordination, Arc::clone(store), reach, metrics))
     }
 
     fn new(
         options: PinOptions,
-        log: Arc<dyn MetadataLog>,
+        coordination: Coordination,
         store: Arc<dyn BlockStore>,
         reach: PinNetwork,
         metrics: PinMetrics,
     ) -> Self {
+        let Coordination { log, claims } = coordination;
         let mut index = Index::default();
         index.retry_first_ms = u64::try_from(options.retry_first.as_millis()).unwrap_or(u64::MAX);
         Self {
@@ -281,6 +284,7 @@ impl Pins {
             dials: Arc::new(Semaphore::new(DIALS_MAX)),
             is_shared: log.watch().is_some(),
             log,
+            claims,
             index: RwLock::new(index),
             changes: tokio::sync::Mutex::default(),
             removed: Mutex::default(),

@@ -1,5 +1,6 @@
 //! Several services that append to one log, over one block store.
 
+use crate::pinning::coordination::{Coordination, SingleService};
 use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::record;
 use crate::pinning::tests::*;
@@ -84,7 +85,8 @@ impl Site {
         let (mut connections, mut services) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let connection = Connection::new(&world.register);
-            services.push(Pins::alone(Arc::clone(&connection) as _, &world.store).await.expect("starts"));
+            let coordination = Coordination { log: Arc::clone(&connection) as _, claims: Arc::new(SingleService) };
+            services.push(Pins::alone(coordination, &world.store).await.expect("starts"));
             connections.push(connection);
         }
         Self { world, connections, services }

@@ -1,8 +1,8 @@
 //! [`Coordination`]: what pin services that work on one list agree by. A single gateway agrees with itself.
 //!
 //! The log orders what they decide. [`Claims`] divide what is to be done: a service works on a root while it has
-//! claimed it. A claim has a lease, so that others resume what a service that has ended leaves behind, and a term, which
-//! is higher for each that takes it over.
+//! claimed it. A claim has a lease, so that others resume what a service that has ended leaves behind, and a term,
+//! which is higher for each that takes it over.
 
 use cache::{MetadataLog, StoreError};
 use content::Cid;

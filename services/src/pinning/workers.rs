@@ -181,14 +181,23 @@ impl Pins {
 
     async fn end_well(&self, root: &Cid, summary: &PinSummary) -> Result<(), PinsError> {
         // The pin may have lost a block since. The store records that before it notifies this service.
-        let now = self.store.pin(root).await?;
-        if now.is_some_and(|pin| pin.state == PinState::Partial) {
-            return self.restart_work(root).await;
+        match self.store.pin(root).await? {
+            Some(pin) if pin.state == PinState::Partial => return self.restart_work(root).await,
+            Some(_) => {}
+            // It was removed.
+            None => {
+                self.index_mut().postpone(root, AFTER_REMOVAL);
+                return Ok(());
+            }
         }
         self.index_mut().set_progress(root, progress(summary), true);
         self.settle_complete(root).await?;
         self.delete_work(root).await?;
-        if self.index().is_needed(root) {
+        let is_pinned = {
+            let index = self.index();
+            index.is_needed(root) && !index.is_pending(root)
+        };
+        if is_pinned {
             tracing::info!(%root, blocks = summary.blocks, bytes = summary.bytes, "pinned");
             self.follow_ups().push(FollowUp::Announce(*root));
         }

@@ -125,8 +125,8 @@ impl Pins {
         Ok(None)
     }
 
-    /// Reads all records, because the log no longer has all changes since those that are applied. Pins that were removed
-    /// from the block store meanwhile may leave no trace in them, so that it is read as well.
+    /// Reads all records, because the log no longer has all changes since those that are applied. Pins that were
+    /// removed from the block store meanwhile may leave no trace in them, so that it is read as well.
     async fn reload(&self) -> Result<(), StoreError> {
         let found = self.read_records().await?;
         let stored = self.store.pins().await?;

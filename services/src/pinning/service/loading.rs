@@ -148,8 +148,8 @@ impl Pins {
         Ok(adopted.into_iter().map(|pin| pin.root).collect())
     }
 
-    /// Writes the decisions of the start. A read-only pin metadata store is served as it was read. `None` if others have
-    /// appended meanwhile.
+    /// Writes the decisions of the start. A read-only pin metadata store is served as it was read. `None` if others
+    /// have appended meanwhile.
     async fn save(&self, after: LogPosition, changes: Vec<Change>) -> Result<Option<LogPosition>, StoreError> {
         if changes.is_empty() || self.log.is_read_only() {
             return Ok(Some(after));

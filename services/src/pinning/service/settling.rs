@@ -39,11 +39,12 @@ impl Pins {
     }
 
     /// Settles the pending requests for a complete root: as failed if the owner exceeds its quota, else as pinned. If
-    /// another service is about to remove its pin, they stay pending.
+    /// another service has removed its pin or is about to, they stay pending.
     pub(in crate::pinning) async fn settle_complete(&self, root: &Cid) -> Result<(), PinsError> {
         self.settle_exceeding(root).await?;
         let outcome = |index: &Index, entry: &StoredRequest| {
-            (entry.is_pending() && !index.is_removing(root)).then_some(PinOutcome::Pinned)
+            let is_complete = index.root(root).is_some_and(|root| root.complete) && !index.is_removing(root);
+            (entry.is_pending() && is_complete).then_some(PinOutcome::Pinned)
         };
         self.settle(root, outcome).await.map(|_| ())
     }

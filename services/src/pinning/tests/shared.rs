@@ -99,8 +99,13 @@ impl Site {
 
     /// Ends an attempt of a service to fetch a DAG, successfully.
     async fn complete(&self, at: usize, blocks: &[Block]) -> Result<(), PinsError> {
-        // By the time that it is settled, another service may have removed it.
-        let (root, summary) = (*blocks[0].cid(), self.store(blocks).await);
+        let summary = self.store(blocks).await;
+        self.end(at, summary).await
+    }
+
+    /// Ends an attempt that has stored a DAG. Another service may have removed it since.
+    async fn end(&self, at: usize, summary: PinSummary) -> Result<(), PinsError> {
+        let root = summary.root;
         let pins = Arc::clone(&self.services[at]);
         let change = async move { pins.end(&root, Some(Ok(summary)), true).await };
         self.services[at].spawn_worker_change(change).await
@@ -306,6 +311,31 @@ async fn a_dag_whose_removal_is_not_complete_is_not_settled_as_pinned() {
     assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
 }
 
+/// A service has stored a DAG, which another one removes before it is settled, and requests again.
+#[tokio::test]
+async fn a_dag_that_was_removed_before_it_is_settled_stays_pending() {
+    for learns_before in [false, true] {
+        let site = Site::new(2, 1 << 20).await;
+        let (dags, alice) = (dags(), owner("alice"));
+        let [one, other] = [&site.services[0], &site.services[1]];
+        let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        other.catch_up().await.expect("catches up");
+        let stored = site.store(&dags[0]).await;
+        one.remove("alice", &request.id).await.expect("removes");
+        let again = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        if learns_before {
+            other.catch_up().await.expect("catches up");
+        }
+        site.end(1, stored).await.expect("ends");
+        assert_eq!(site.world.pinned().await, []);
+        let shown = other.get("alice", &again.id).map(|request| request.status);
+        assert!(shown.is_none_or(|status| status == Status::Queued), "{shown:?}");
+        site.agrees().await;
+        site.complete(1, &dags[0]).await.expect("is settled");
+        assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
+    }
+}
+
 /// A service completes a DAG, and learns then that it was removed and requested again before.
 #[tokio::test]
 async fn a_dag_that_was_requested_again_counts_when_it_is_complete() {
@@ -509,7 +539,8 @@ proptest! {
         runtime.block_on(async {
             let site = Site::new(count, bytes_max).await;
             // The third service, if there is one, takes some of the steps.
-            let steps = steps.into_iter().zip(third).map(|((at, step), third)| (if third { count - 1 } else { at }, step));
+            let steps = steps.into_iter().zip(third);
+            let steps = steps.map(|((at, step), third)| (if third { count - 1 } else { at }, step));
             let told = run(&site, steps.collect()).await;
             let entries = site.agrees().await;
             let known: BTreeSet<&Arc<str>> = entries.iter().map(|entry| &entry.id).collect();

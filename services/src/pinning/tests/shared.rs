@@ -456,8 +456,8 @@ struct Told {
 impl Told {
     /// One of the requests that may exist, with its owner.
     fn pick(&self, which: usize) -> Option<(Arc<str>, usize)> {
-        let open = self.requested.iter().filter(|(id, _)| !self.removed.contains(id));
-        open.cloned().nth(which)
+        let mut open = self.requested.iter().filter(|(id, _)| !self.removed.contains(id));
+        open.nth(which).cloned()
     }
 
     fn remove(&mut self, id: Arc<str>, result: &Result<(), PinsError>) {

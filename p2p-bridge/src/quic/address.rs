@@ -1,8 +1,8 @@
-//! QUIC addresses: `/ip4/…/udp/…/quic-v1` and `/ip6/…/udp/…/quic-v1`.
+//! QUIC addresses, `/ip4/…/udp/…/quic-v1` and `/ip6/…/udp/…/quic-v1`, and what counts as one address.
 
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// The socket of an address, and the peer that it may name.
 pub fn parse(address: &Multiaddr) -> Option<(SocketAddr, Option<PeerId>)> {
@@ -24,6 +24,14 @@ pub fn parse(address: &Multiaddr) -> Option<(SocketAddr, Option<PeerId>)> {
 /// The address of a socket.
 pub fn of(socket: SocketAddr) -> Multiaddr {
     Multiaddr::empty().with(socket.ip().into()).with(Protocol::Udp(socket.port())).with(Protocol::QuicV1)
+}
+
+/// What counts as one address: a host has all addresses of an IPv6 network of 64 bits.
+pub fn network(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+        ip => ip,
+    }
 }
 
 #[cfg(test)]
@@ -54,5 +62,14 @@ mod tests {
                 assert_eq!(of(socket), address);
             }
         }
+    }
+
+    #[test]
+    fn an_ipv6_network_counts_as_one_address() {
+        let [one, other, far, mapped] = ["2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1", "::ffff:192.0.2.1"]
+            .map(|text| network(text.parse().expect(text)));
+        assert_eq!(one, other);
+        assert_ne!(one, far);
+        assert_eq!(mapped, IpAddr::from([192, 0, 2, 1]));
     }
 }

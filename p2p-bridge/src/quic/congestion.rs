@@ -6,7 +6,10 @@
 //! - [HyStart++]: slow start ends when round trips become longer, before the queue on the path overflows and a whole
 //!   window's worth of packets has to be repeated.
 //!
-//! Slow start is ours. After it, and after the first loss, all decisions are quinn's.
+//! Slow start is ours. After it, and after the first loss, all decisions are quinn's. Its Cubic has no way to begin
+//! congestion avoidance without a loss, so when slow start ends by delay, it is told of one with a window that is larger
+//! by as much as it reduces it. It then aims at that larger window first, where RFC 9438 (section 4.10) would aim at the
+//! present one. That undoes the end of a slow start that was too early.
 //!
 //! [RFC 9002]: https://www.rfc-editor.org/rfc/rfc9002#section-7.2
 //! [HyStart++]: https://www.rfc-editor.org/rfc/rfc9406
@@ -45,9 +48,11 @@ impl ControllerFactory for HyStartCubicConfig {
 pub struct HyStartCubic {
     phase: Phase,
     mtu: u16,
-    /// Bytes that are sent and not acknowledged, by the latest acknowledgement.
-    in_flight: u64,
     last_sent: u64,
+    /// When the first packet was acknowledged.
+    first_acked_at: Option<Instant>,
+    /// When everything that had been sent was acknowledged, the last time.
+    acknowledged_at: Option<Instant>,
 }
 
 #[derive(Debug, Clone)]
@@ -59,12 +64,12 @@ enum Phase {
 impl HyStartCubic {
     fn new(mtu: u16) -> Self {
         let phase = Phase::SlowStart(SlowStart::default());
-        Self { phase, mtu, in_flight: 0, last_sent: 0 }
+        Self { phase, mtu, last_sent: 0, first_acked_at: None, acknowledged_at: None }
     }
 
-    /// Whether everything that was sent is acknowledged.
-    pub fn is_idle(&self) -> bool {
-        self.in_flight == 0
+    /// When everything that had been sent was acknowledged, the last time.
+    pub fn acknowledged_at(&self) -> Option<Instant> {
+        self.acknowledged_at
     }
 
     fn cubic(&self, window: u64, now: Instant) -> Cubic {
@@ -73,36 +78,38 @@ impl HyStartCubic {
         Cubic::new(Arc::new(config), now, self.mtu)
     }
 
-    /// Begins congestion avoidance with an unchanged window.
-    fn leave_slow_start(&mut self, window: u64, now: Instant) {
-        // Cubic leaves its own slow start only at a loss, and then reduces the window.
+    /// Begins congestion avoidance with an unchanged window. The newest packet that is acknowledged was sent at `sent`:
+    /// losses of later ones, which are on their way, reduce the window.
+    fn leave_slow_start(&mut self, window: u64, sent: Instant) {
         let before_loss = (window as f64 / BETA) as u64;
-        let mut cubic = self.cubic(before_loss, now);
-        cubic.on_congestion_event(now, now, false, 0);
+        let mut cubic = self.cubic(before_loss, sent);
+        cubic.on_congestion_event(sent, sent, false, 0);
         self.phase = Phase::Avoidance(cubic);
     }
 }
 
 impl Controller for HyStartCubic {
-    fn on_sent(&mut self, _: Instant, bytes: u64, last_packet_number: u64) {
-        self.in_flight = self.in_flight.saturating_add(bytes);
+    fn on_sent(&mut self, _: Instant, _: u64, last_packet_number: u64) {
         self.last_sent = last_packet_number;
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
+        self.first_acked_at.get_or_insert(now);
         match &mut self.phase {
-            Phase::SlowStart(start) => start.on_ack(now.saturating_duration_since(sent), bytes, app_limited),
+            Phase::SlowStart(start) => start.on_ack(now, sent, bytes, app_limited),
             Phase::Avoidance(cubic) => cubic.on_ack(now, sent, bytes, app_limited, rtt),
         }
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest_acked: Option<u64>) {
-        self.in_flight = in_flight;
+        if in_flight == 0 {
+            self.acknowledged_at = Some(now);
+        }
         match &mut self.phase {
             Phase::SlowStart(start) => {
                 if largest_acked.is_some_and(|number| start.on_end_acks(number, self.last_sent)) {
-                    let window = start.window;
-                    self.leave_slow_start(window, now);
+                    let (window, sent) = (start.window, start.newest_acked.unwrap_or(now));
+                    self.leave_slow_start(window, sent);
                 }
             }
             Phase::Avoidance(cubic) => cubic.on_end_acks(now, in_flight, app_limited, largest_acked),
@@ -111,6 +118,10 @@ impl Controller for HyStartCubic {
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost_bytes: u64) {
         if let Phase::SlowStart(start) = &self.phase {
+            // What was sent before the peer has answered is lost when it does not listen yet, or when a hole is punched.
+            if !is_persistent && self.first_acked_at.is_none_or(|first| sent < first) {
+                return;
+            }
             self.phase = Phase::Avoidance(self.cubic(start.window, now));
         }
         if let Phase::Avoidance(cubic) = &mut self.phase {
@@ -153,10 +164,13 @@ struct SlowStart {
     round_end: u64,
     /// The shortest round trip of the last round.
     last_rtt: Option<Duration>,
-    /// The shortest round trip of this round, and the number of samples.
+    /// The shortest round trip of this round, and the number of samples: each packet is one, because peers acknowledge
+    /// many packets at once.
     rtt: Option<Duration>,
     samples: u32,
     conservative: Option<Conservative>,
+    /// When the newest packet was sent that is acknowledged.
+    newest_acked: Option<Instant>,
 }
 
 /// Conservative slow start: whether round trips have become longer for good is observed while the window grows slowly.
@@ -169,12 +183,22 @@ struct Conservative {
 
 impl Default for SlowStart {
     fn default() -> Self {
-        Self { window: INITIAL_WINDOW_BYTES, round_end: 0, last_rtt: None, rtt: None, samples: 0, conservative: None }
+        Self {
+            window: INITIAL_WINDOW_BYTES,
+            round_end: 0,
+            last_rtt: None,
+            rtt: None,
+            samples: 0,
+            conservative: None,
+            newest_acked: None,
+        }
     }
 }
 
 impl SlowStart {
-    fn on_ack(&mut self, rtt: Duration, bytes: u64, app_limited: bool) {
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool) {
+        let rtt = now.saturating_duration_since(sent);
+        self.newest_acked = self.newest_acked.max(Some(sent));
         self.rtt = Some(self.rtt.map_or(rtt, |shortest| shortest.min(rtt)));
         self.samples = self.samples.saturating_add(1);
         if !app_limited {
@@ -240,8 +264,9 @@ mod tests {
             }
             self.now += Duration::from_millis(rtt_ms);
             for _ in 0..packets {
+                self.controller.first_acked_at.get_or_insert(self.now);
                 if let Phase::SlowStart(start) = &mut self.controller.phase {
-                    start.on_ack(self.now - began, PACKET, app_limited);
+                    start.on_ack(self.now, began, PACKET, app_limited);
                 }
             }
             self.controller.on_end_acks(self.now, 0, app_limited, Some(self.sent));
@@ -308,12 +333,37 @@ mod tests {
     }
 
     #[test]
+    fn packets_that_are_lost_on_their_way_when_slow_start_ends_reduce_the_window() {
+        let mut link = Link::new();
+        link.round(50, false);
+        link.round(50, false);
+        while link.in_slow_start() {
+            link.round(70, false);
+        }
+        let (before, acked) = (link.controller.window(), link.now - Duration::from_millis(70));
+        link.controller.on_congestion_event(link.now, acked, false, PACKET);
+        assert_eq!(link.controller.window(), before, "as new as what is acknowledged");
+        link.controller.on_congestion_event(link.now, acked + Duration::from_millis(1), false, PACKET);
+        assert!(link.controller.window() < before);
+    }
+
+    #[test]
     fn a_loss_ends_slow_start_with_a_smaller_window() {
         let mut link = Link::new();
         let before = link.round(50, false);
         link.controller.on_congestion_event(link.now, link.now, false, PACKET);
         assert!(!link.in_slow_start());
         assert!(link.controller.window() < before);
+    }
+
+    #[test]
+    fn a_loss_of_what_was_sent_before_the_peer_has_answered_ends_nothing() {
+        let (mut link, start) = (Link::new(), Instant::now());
+        link.controller.on_congestion_event(start, start, false, PACKET);
+        let before = link.round(50, false);
+        link.controller.on_congestion_event(link.now, start, false, PACKET);
+        assert!(link.in_slow_start());
+        assert_eq!(link.controller.window(), before);
     }
 
     #[test]
@@ -325,12 +375,13 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_acknowledged_or_not() {
-        let mut controller = HyStartCubic::new(1200);
-        assert!(controller.is_idle());
-        controller.on_sent(Instant::now(), PACKET, 1);
-        assert!(!controller.is_idle());
-        controller.on_end_acks(Instant::now(), 0, true, Some(1));
-        assert!(controller.is_idle());
+    fn when_everything_was_acknowledged_is_known() {
+        let (mut controller, start) = (HyStartCubic::new(1200), Instant::now());
+        assert_eq!(controller.acknowledged_at(), None);
+        controller.on_end_acks(start, PACKET, true, Some(1));
+        assert_eq!(controller.acknowledged_at(), None);
+        controller.on_end_acks(start, 0, true, Some(2));
+        controller.on_end_acks(start + Duration::from_secs(1), PACKET, true, Some(3));
+        assert_eq!(controller.acknowledged_at(), Some(start));
     }
 }

@@ -1,7 +1,8 @@
 //! One connection as a multiplexer of streams, and its handshake.
 
 use super::Error;
-use super::budget::{Budget, Limits};
+use super::budget::Budget;
+use super::flow_control::FlowControl;
 use super::stream::{ReceiveHalf, Stream};
 use crate::peer_tls::peer_of;
 use futures::future::{BoxFuture, FutureExt as _};
@@ -17,7 +18,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 /// How long a handshake may take.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often limits and unread streams are looked at.
+/// How often windows and unread streams are looked at.
 const TICK: Duration = Duration::from_millis(500);
 
 type Opening = BoxFuture<'static, Result<(SendStream, RecvStream), ConnectionError>>;
@@ -25,7 +26,7 @@ type Opening = BoxFuture<'static, Result<(SendStream, RecvStream), ConnectionErr
 /// A connection.
 pub struct Connection {
     connection: quinn::Connection,
-    limits: Arc<Limits>,
+    flow_control: Arc<FlowControl>,
     inbound: Opening,
     outbound: Option<Opening>,
     closing: Option<BoxFuture<'static, ConnectionError>>,
@@ -38,7 +39,7 @@ impl Connection {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
-            limits: Limits::new(connection.clone(), budget),
+            flow_control: FlowControl::new(connection.clone(), budget),
             inbound: accept(connection.clone()),
             outbound: None,
             closing: None,
@@ -49,22 +50,35 @@ impl Connection {
     }
 
     fn stream(&mut self, (send, receive): (SendStream, RecvStream)) -> Stream {
-        let stream = Stream::new(send, receive, self.limits.clone());
+        let stream = Stream::new(send, receive, self.flow_control.clone());
         self.streams.push(Arc::downgrade(stream.receive_half()));
         stream
     }
 
-    /// Looks at the limits and unread streams, and forgets streams that were dropped.
+    /// Looks at the windows and unread streams, and removes streams that were dropped.
     fn tick(&mut self) {
-        self.limits.tick();
-        let limits = &self.limits;
+        self.flow_control.tick();
+        let flow_control = &self.flow_control;
         self.streams.retain(|stream| match stream.upgrade() {
             Some(stream) => {
-                stream.tick(limits);
+                stream.tick(flow_control);
                 true
             }
             None => false,
         });
+    }
+}
+
+#[cfg(test)]
+impl Connection {
+    /// The connection of quinn.
+    pub(super) fn quinn(&self) -> &quinn::Connection {
+        &self.connection
+    }
+
+    /// As [`Self::tick`], of which a test does not wait for the time.
+    pub(super) fn tick_now(&mut self) {
+        self.tick();
     }
 }
 
@@ -101,15 +115,18 @@ impl StreamMuxer for Connection {
             connection.close(VarInt::from_u32(0), &[]);
             async move { connection.closed().await }.boxed()
         });
-        match ready!(closing.poll_unpin(cx)) {
+        let closed = ready!(closing.poll_unpin(cx));
+        this.closing = None;
+        match closed {
             ConnectionError::LocallyClosed => Poll::Ready(Ok(())),
             error => Poll::Ready(Err(error.into())),
         }
     }
 
-    /// Peers cannot change their address, so there are no events. This keeps the limits up to date.
+    /// Peers cannot change their address, so there are no events. This keeps the windows up to date.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<StreamMuxerEvent, Error>> {
-        while self.ticks.poll_tick(cx).is_ready() {
+        // A connection without streams and with the minimum wakes nothing.
+        while (!self.streams.is_empty() || self.flow_control.is_raised()) && self.ticks.poll_tick(cx).is_ready() {
             self.tick();
         }
         Poll::Pending

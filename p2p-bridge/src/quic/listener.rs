@@ -3,6 +3,7 @@
 use super::budget::Budget;
 use super::connection::{Connection, handshake};
 use super::handshakes::{Handshakes, Verdict};
+use super::socket::endpoint;
 use super::{Config, Error, address};
 use crate::udp;
 use futures::future::{BoxFuture, FutureExt as _};
@@ -11,12 +12,12 @@ use if_watch::IfEvent;
 use if_watch::tokio::IfWatcher;
 use libp2p::PeerId;
 use libp2p::core::transport::{ListenerId, TransportEvent};
-use quinn::{Endpoint, Incoming, TokioRuntime, VarInt};
+use quinn::{Endpoint, Incoming, VarInt};
 use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 /// How many handshakes are refused before the swarm's task does something else.
 const REFUSALS_MAX: usize = 64;
@@ -59,7 +60,7 @@ impl Listener {
             Addresses::One { is_reported: false }
         };
         let for_quic = socket.try_clone()?;
-        let endpoint = Endpoint::new(config.endpoint, Some(config.server), for_quic, Arc::new(TokioRuntime))?;
+        let endpoint = endpoint(config.endpoint, Some(config.server), for_quic)?;
         let accepting = |endpoint: Endpoint| async move {
             let incoming = endpoint.accept().await?;
             Some((incoming, endpoint))
@@ -84,11 +85,11 @@ impl Listener {
 
     /// Whether packets to an address can be sent from this socket.
     pub fn reaches(&self, peer: IpAddr) -> bool {
-        let has_loopback = || match &self.addresses {
-            Addresses::One { .. } => self.bound.ip().is_loopback(),
-            Addresses::Interfaces { known, .. } => known.iter().any(IpAddr::is_loopback),
+        let is_of_interfaces = match &self.addresses {
+            Addresses::One { .. } => self.bound.ip().is_loopback() == peer.is_loopback(),
+            Addresses::Interfaces { known, .. } => !peer.is_loopback() || known.iter().any(IpAddr::is_loopback),
         };
-        !self.is_closed && self.bound.is_ipv4() == peer.is_ipv4() && (!peer.is_loopback() || has_loopback())
+        !self.is_closed && self.bound.is_ipv4() == peer.is_ipv4() && is_of_interfaces
     }
 
     /// Ends the listener and all connections of its socket.
@@ -152,7 +153,7 @@ impl Listener {
     /// Begins an inbound handshake, unless there are too many.
     fn accept(&self, incoming: Incoming) -> Option<Event> {
         let peer = incoming.remote_address();
-        let slot = match self.handshakes.begin(peer.ip(), incoming.remote_address_validated()) {
+        let slot = match self.handshakes.begin(peer.ip(), incoming.remote_address_validated(), Instant::now()) {
             Verdict::Accept(slot) => slot,
             Verdict::Validate => {
                 // An error means that the peer has proved its address already, or cannot be asked to.
@@ -166,14 +167,14 @@ impl Listener {
                 return None;
             }
         };
-        // A packet that is not a handshake. Anybody can send one, so it is no event.
+        // A packet that is not a handshake. Any host can send one, so it is no event.
         let connecting =
             incoming.accept().inspect_err(|error| tracing::debug!(%peer, %error, "not a handshake")).ok()?;
         let budget = self.budget.clone();
         let upgrade = async move {
-            let shaken = handshake(connecting, budget).await;
-            drop(slot);
-            shaken
+            let connected = handshake(connecting, budget).await?;
+            slot.succeed();
+            Ok(connected)
         };
         Some(TransportEvent::Incoming {
             listener_id: self.id,

@@ -5,11 +5,13 @@
 //! its sockets to itself. It differs in this:
 //!
 //! - **Congestion control**: a larger initial window, and a slow start that ends by delay (`congestion.rs`).
-//! - **Memory**: limits of flow control come from one budget for all connections (`budget.rs`). libp2p's transport
-//!   promises each connection 15 MB.
+//! - **Memory**: windows of flow control (`flow_control.rs`) come from one budget for all connections (`budget.rs`).
+//!   libp2p's transport promises each connection 15 MB.
 //! - **Handshakes** are limited, and peers must prove their addresses while many are under way (`handshakes.rs`).
-//! - **Sockets** get large kernel buffers ([`crate::udp`]).
-//! - AES-GCM is preferred where the processor has it ([`crate::peer_tls`]).
+//!   Packets that begin none are no events of the listener.
+//! - **Sockets** get large kernel buffers ([`crate::udp`]), and packets reach quinn one by one (`socket.rs`).
+//! - AES-GCM is preferred where the processor has it, and no server name is sent ([`crate::peer_tls`]).
+//! - Tokens for later connections are neither stored nor sent: a peer's token would be presented to others.
 //!
 //! Non-goals: QUIC's draft versions, datagrams, unidirectional streams, early data and connection migration.
 
@@ -17,9 +19,11 @@ mod address;
 mod budget;
 mod congestion;
 mod connection;
+mod flow_control;
 mod handshakes;
 mod hole_punching;
 mod listener;
+mod socket;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -34,7 +38,10 @@ use crate::peer_tls::{ConfigError, TlsIdentity};
 use congestion::HyStartCubicConfig;
 use libp2p::identity::Keypair;
 use quinn::crypto::rustls::{NoInitialCipherSuite, QuicClientConfig, QuicServerConfig};
-use quinn::{ClientConfig, EndpointConfig, ServerConfig, TransportConfig, VarInt};
+use quinn::{
+    ClientConfig, EndpointConfig, NoneTokenLog, NoneTokenStore, ServerConfig, TransportConfig, ValidationTokenConfig,
+    VarInt,
+};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,7 +50,7 @@ use std::time::Duration;
 /// The version of QUIC that `/quic-v1` means.
 const VERSION: u32 = 1;
 /// The maximum number of streams that a peer may open on one connection.
-const STREAMS_MAX: u32 = 512;
+const STREAMS_MAX: u32 = 256;
 /// How long a connection lives without a packet of the peer, in milliseconds.
 const IDLE_TIMEOUT_MS: u32 = 10_000;
 /// How often a packet is sent on an idle connection.
@@ -108,12 +115,22 @@ impl Config {
         server.migration(false);
         server.max_incoming(INCOMING_MAX);
         server.incoming_buffer_size(INCOMING_BYTES).incoming_buffer_size_total(INCOMING_TOTAL_BYTES);
+        server.validation_token_config(no_tokens());
         let mut client = ClientConfig::new(Arc::new(QuicClientConfig::try_from(identity.client()?)?));
-        client.transport_config(transport);
+        client.transport_config(transport).token_store(Arc::new(NoneTokenStore));
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![VERSION]);
         Ok(Self { endpoint, server, client, budget })
     }
+}
+
+/// No tokens for later connections (RFC 9000, section 8.1.3). All peers have the same (empty) server name, so that a
+/// token would mostly be presented to another peer than the one that it is from, and a peer could send one that leaves
+/// the first packet of another dial no room.
+fn no_tokens() -> ValidationTokenConfig {
+    let mut config = ValidationTokenConfig::default();
+    config.sent(0).log(Arc::new(NoneTokenLog));
+    config
 }
 
 fn transport_config() -> TransportConfig {
@@ -125,9 +142,9 @@ fn transport_config() -> TransportConfig {
         .allow_spin(false)
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(Some(VarInt::from_u32(IDLE_TIMEOUT_MS).into()))
-        .receive_window(VarInt::from_u32(budget::RECEIVE_MIN))
-        .stream_receive_window(VarInt::from_u32(budget::STREAM_RECEIVE_MAX))
-        .send_window(budget::SEND_MIN)
+        .receive_window(VarInt::from_u32(flow_control::RECEIVE_MIN))
+        .stream_receive_window(VarInt::from_u32(flow_control::STREAM_RECEIVE_MAX))
+        .send_window(flow_control::SEND_MIN)
         .congestion_controller_factory(Arc::new(HyStartCubicConfig));
     config
 }

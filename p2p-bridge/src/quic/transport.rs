@@ -4,6 +4,7 @@ use super::connection::{Connection, handshake};
 use super::handshakes::Handshakes;
 use super::hole_punching::{HolePunches, punch};
 use super::listener::{Handshake, Listener};
+use super::socket::endpoint;
 use super::{Budget, Config, Error, QuicConfigError, address};
 use crate::udp;
 use futures::future::FutureExt as _;
@@ -11,11 +12,10 @@ use libp2p::core::Endpoint as Role;
 use libp2p::core::transport::{DialOpts, ListenerId, PortUse, Transport, TransportError, TransportEvent};
 use libp2p::identity::Keypair;
 use libp2p::{Multiaddr, PeerId};
-use quinn::{Endpoint, TokioRuntime};
+use quinn::Endpoint;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// The server name of dials, which is not sent because it is an IP address ([`crate::peer_tls`]).
@@ -61,7 +61,7 @@ impl QuicTransport {
     fn dialer(&self, peer: SocketAddr) -> Result<Endpoint, Error> {
         let any = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = udp::bind(SocketAddr::new(any, 0))?;
-        Ok(Endpoint::new(self.config.endpoint.clone(), None, socket, Arc::new(TokioRuntime))?)
+        Ok(endpoint(self.config.endpoint.clone(), None, socket)?)
     }
 
     fn endpoint_for(&mut self, peer: SocketAddr, port_use: PortUse) -> Result<Endpoint, Error> {

@@ -49,7 +49,11 @@ impl Connection {
         }
     }
 
-    fn stream(&mut self, (send, receive): (SendStream, RecvStream)) -> Stream {
+    fn stream(&mut self, (send, receive): (SendStream, RecvStream), cx: &mut Context<'_>) -> Stream {
+        if self.streams.is_empty() {
+            // The ticks begin.
+            cx.waker().wake_by_ref();
+        }
         let stream = Stream::new(send, receive, self.flow_control.clone());
         self.streams.push(Arc::downgrade(stream.receive_half()));
         stream
@@ -97,7 +101,7 @@ impl StreamMuxer for Connection {
     fn poll_inbound(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Stream, Error>> {
         let opened = ready!(self.inbound.poll_unpin(cx));
         self.inbound = accept(self.connection.clone());
-        Poll::Ready(Ok(self.stream(opened?)))
+        Poll::Ready(Ok(self.stream(opened?, cx)))
     }
 
     fn poll_outbound(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Stream, Error>> {
@@ -105,7 +109,7 @@ impl StreamMuxer for Connection {
         let opening = this.outbound.get_or_insert_with(|| open(this.connection.clone()));
         let opened = ready!(opening.poll_unpin(cx));
         self.outbound = None;
-        Poll::Ready(Ok(self.stream(opened?)))
+        Poll::Ready(Ok(self.stream(opened?, cx)))
     }
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {

@@ -65,7 +65,11 @@ async fn a_node_that_stops_tells_its_peers() {
     for listen in [QUIC, TCP] {
         let (asker, holder) = (Node::start(options(&[])).await, Node::start(options(&[listen])).await);
         let address = holder.addresses[0].clone();
-        asker.bridge.connect(holder.bridge.peer_id(), vec![address], AddressOrigin::Operator, SOON).await.expect(listen);
+        asker
+            .bridge
+            .connect(holder.bridge.peer_id(), vec![address], AddressOrigin::Operator, SOON)
+            .await
+            .expect(listen);
         holder.bridge.shutdown().await;
         // Sooner than the idle timeout of QUIC.
         let told = until("the peer is told", async || asker.bridge.peers().await.is_empty());

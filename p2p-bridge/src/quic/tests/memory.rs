@@ -19,7 +19,7 @@ async fn an_unread_stream_does_not_stop_the_others() {
         let sending = tokio::spawn(send(client.open().await, bytes.clone()));
         let mut read = in_time(server.accept()).await;
         assert!(in_time(read_all(&mut read)).await == bytes);
-        // What was moved out of QUIC is still there, in order.
+        // What was spilled from QUIC is still there, in order.
         assert!(in_time(read_all(&mut kept)).await == bytes);
         let _ = (unread.await.expect("sent"), sending.await.expect("sent"));
     }

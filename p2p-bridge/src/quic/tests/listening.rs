@@ -1,7 +1,9 @@
 //! Listening, dialling, hole punching and handshakes.
 
 use super::*;
+use crate::quic::Config;
 use crate::quic::handshakes::{Slot, Verdict};
+use crate::quic::listener::Listener;
 use futures::FutureExt as _;
 use libp2p::core::transport::TransportError;
 use libp2p::swarm::{self, DialError, Swarm, SwarmEvent, dial_opts, dummy};
@@ -100,6 +102,34 @@ async fn punch_a_hole(mut one: Node, mut other: Node) {
     };
     assert_eq!(punched.expect("punched").0, other_id);
     assert_eq!(dialled.expect("dialled").0, one_id);
+}
+
+/// The swarm refuses it then, as any other peer that it did not expect.
+#[tokio::test]
+async fn another_peer_that_comes_through_a_punched_hole_has_its_own_identity() {
+    let (mut one, mut other) = (ours(), ours());
+    let (at_one, at_other) = (one.listen(LOCALHOST).await, other.listen(LOCALHOST).await);
+    let expected = at_other.with(Protocol::P2p(PeerId::random()));
+    let as_listener = DialOpts { role: Endpoint::Listener, port_use: PortUse::New };
+    let waiting = one.transport.dial(expected, as_listener).expect("waits");
+    let dialled = other.transport.dial(at_one, DIALER).expect("dials");
+    let other_id = other.id;
+    keep(one);
+    let (punched, _dialled) = in_time(async { futures::join!(waiting, dialled) }).await;
+    assert_eq!(punched.expect("punched").0, other_id);
+}
+
+#[tokio::test]
+async fn a_local_listener_does_not_dial_peers_elsewhere() {
+    let config = Config::new(&Keypair::generate_ed25519(), Budget::new(0)).expect("a configuration");
+    let at = |text: &str| text.parse().expect(text);
+    let bind = |text| Listener::bind(ListenerId::next(), at(text), config.clone(), Handshakes::default());
+    let (local, any) = (bind("127.0.0.1:0").expect("binds"), bind("0.0.0.0:0").expect("binds"));
+    for (peer, by_local, by_any) in [("127.0.0.2", true, false), ("192.0.2.1", false, true), ("::1", false, false)] {
+        let peer: IpAddr = peer.parse().expect(peer);
+        // The other one does not know its addresses yet.
+        assert_eq!((local.reaches(peer), any.reaches(peer)), (by_local, by_any), "{peer}");
+    }
 }
 
 #[tokio::test]

@@ -229,7 +229,7 @@ impl Bridge {
         let settings = options.peering.iter().chain(&options.bootstrap).chain(&options.nat.relays);
         let operator = OperatorAddresses::new(options.dial_private, settings);
         // In addition to what messages have, because these bytes are not messages yet, or no longer.
-        let quic = quic::Budget::new(options.budget.memory_bytes_max);
+        let quic = quic::Budget::register(options.budget.memory_bytes_max, registry);
         let shared = transport::Shared { bandwidth: &bandwidth, operator: operator.clone(), quic };
         let mut swarm = swarm::build(keypair, private, admission, (bitswap, dag), dhts, &options, shared)
             .map_err(|error| StartError::Transport(error.to_string()))?;

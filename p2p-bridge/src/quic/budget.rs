@@ -8,6 +8,8 @@
 //! something is left for later ones, and the first peers do not keep it from them.
 
 use super::address::network;
+use super::metrics::QuicMetrics;
+use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,12 +27,28 @@ pub struct Budget {
     busy: Pool,
     idle: Pool,
     shares: Arc<Mutex<HashMap<IpAddr, Weak<Shares>>>>,
+    metrics: QuicMetrics,
 }
 
 impl Budget {
-    /// Two pools of some bytes each.
-    pub fn new(bytes: usize) -> Self {
-        Self { busy: Pool::new(bytes), idle: Pool::new(bytes), shares: Arc::default() }
+    /// Two pools of some bytes each, with registered metrics.
+    pub fn register(bytes: usize, registry: &mut Registry) -> Self {
+        Self::with_metrics(bytes, QuicMetrics::register(registry))
+    }
+
+    #[cfg(test)]
+    pub(super) fn new(bytes: usize) -> Self {
+        Self::with_metrics(bytes, QuicMetrics::default())
+    }
+
+    fn with_metrics(bytes: usize, metrics: QuicMetrics) -> Self {
+        let pool = || Pool::new(bytes, metrics.clone());
+        Self { busy: pool(), idle: pool(), shares: Arc::default(), metrics }
+    }
+
+    /// The metrics of all connections.
+    pub(super) fn metrics(&self) -> &QuicMetrics {
+        &self.metrics
     }
 
     /// The shares of a new connection, which it has together with others of its address. Each local connection has its
@@ -61,11 +79,12 @@ impl Budget {
 #[derive(Debug, Clone)]
 struct Pool {
     free: Arc<Semaphore>,
+    metrics: QuicMetrics,
 }
 
 impl Pool {
-    fn new(bytes: usize) -> Self {
-        Self { free: Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))) }
+    fn new(bytes: usize, metrics: QuicMetrics) -> Self {
+        Self { free: Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))), metrics }
     }
 
     fn share(&self) -> Arc<Share> {
@@ -115,7 +134,13 @@ impl Share {
         let permits = u32::try_from(bytes).ok().filter(|permits| *permits > 0)?;
         let permit = Arc::clone(&self.pool.free).try_acquire_many_owned(permits).ok()?;
         self.reserved.fetch_add(bytes, Ordering::Relaxed);
+        self.pool.metrics.reserved.inc_by(i64::from(permits));
         Some(Reserved { share: self.clone(), permit })
+    }
+
+    fn count_released(&self, bytes: u64) {
+        self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+        self.pool.metrics.reserved.dec_by(bytes.cast_signed());
     }
 }
 
@@ -143,14 +168,14 @@ impl Reserved {
     pub fn release(&mut self, bytes: u64) {
         let released = usize::try_from(bytes).ok().and_then(|bytes| self.permit.split(bytes));
         if released.is_some() {
-            self.share.reserved.fetch_sub(bytes, Ordering::Relaxed);
+            self.share.count_released(bytes);
         }
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.share.reserved.fetch_sub(self.bytes(), Ordering::Relaxed);
+        self.share.count_released(self.bytes());
     }
 }
 
@@ -226,7 +251,7 @@ mod tests {
         one.release(4 * MIB);
         assert_eq!(one.bytes(), 3 * MIB / 2, "more than there is");
         drop(one);
-        assert_eq!(counted(), (0, 64 * MIB));
+        assert_eq!((counted(), budget.metrics().reserved.get()), ((0, 64 * MIB), 0));
     }
 
     #[test]
@@ -236,5 +261,6 @@ mod tests {
         let _busy = shares.receive.reserve(MIB).expect("room");
         let _idle = shares.idle.reserve(2 * MIB).expect("room");
         assert_eq!(budget.free(), (63 << 20, 62 << 20));
+        assert_eq!(budget.metrics().reserved.get(), 3 << 20);
     }
 }

@@ -21,6 +21,7 @@
 
 use super::budget::{Budget, Reserved, Share, Shares};
 use super::congestion::HyStartCubic;
+use super::metrics::QuicMetrics;
 use quinn::{Connection, VarInt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,6 +54,7 @@ pub struct FlowControl {
     considered_at: AtomicU64,
     written: AtomicU64,
     windows: Mutex<Windows>,
+    metrics: QuicMetrics,
 }
 
 struct Windows {
@@ -74,12 +76,18 @@ impl FlowControl {
             considered_at: AtomicU64::new(u64::from(RECEIVE_MIN / 4)),
             written: AtomicU64::new(0),
             windows: Mutex::new(windows),
+            metrics: budget.metrics().clone(),
         })
     }
 
     /// Memory for bytes that are spilled from QUIC.
     pub fn reserve_spilled(&self, bytes: usize) -> Option<Reserved> {
         self.shares.spilled.reserve(bytes as u64)
+    }
+
+    /// A stream is stopped because there is no memory for its bytes.
+    pub fn count_stopped(&self) {
+        self.metrics.stopped_streams.inc();
     }
 
     /// Bytes were spilled from QUIC, which does not show that a reader is fast.
@@ -133,6 +141,7 @@ impl FlowControl {
         let windows = &mut *self.windows();
         if !windows.frames.allows(frames, read, now) {
             tracing::debug!(peer = %self.connection.remote_address(), frames, read, "too many small QUIC frames");
+            self.metrics.closed.inc();
             self.connection.close(VarInt::from_u32(0), b"too many small frames");
         }
         // Memory is released after the window has been reduced.

@@ -156,6 +156,7 @@ impl Listener {
         let slot = match self.handshakes.begin(peer.ip(), incoming.remote_address_validated(), Instant::now()) {
             Verdict::Accept(slot) => slot,
             Verdict::Validate => {
+                self.budget.metrics().retries.inc();
                 // An error means that the peer has proved its address already, or cannot be asked to.
                 if let Err(error) = incoming.retry() {
                     error.into_incoming().refuse();
@@ -163,6 +164,7 @@ impl Listener {
                 return None;
             }
             Verdict::Refuse => {
+                self.budget.metrics().refused.inc();
                 incoming.refuse();
                 return None;
             }

@@ -23,6 +23,7 @@ mod flow_control;
 mod handshakes;
 mod hole_punching;
 mod listener;
+mod metrics;
 mod socket;
 mod stream;
 #[cfg(test)]

@@ -132,6 +132,7 @@ impl ReceiveState {
         if self.fill(Piece::new(1, None), &reader, flow_control) {
             self.refused_ticks += 1;
             if self.refused_ticks >= REFUSED_TICKS_MAX {
+                flow_control.count_stopped();
                 self.stop();
                 reader.wake_by_ref();
             }

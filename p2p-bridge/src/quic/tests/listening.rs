@@ -240,7 +240,8 @@ async fn a_flood_of_handshakes_is_bounded_and_keeps_no_peer_out() {
 
 #[tokio::test]
 async fn handshakes_of_validated_addresses_are_refused_beyond_a_limit() {
-    let (mut listener, handshakes) = ours_with(&Budget::new(64 * MIB));
+    let budget = Budget::new(64 * MIB);
+    let (mut listener, handshakes) = ours_with(&budget);
     let address = listener.listen(LOCALHOST).await;
     keep(listener);
     let dial = async || in_time(ours().transport.dial(address.clone(), DIALER).expect("dials")).await.is_ok();
@@ -254,6 +255,7 @@ async fn handshakes_of_validated_addresses_are_refused_beyond_a_limit() {
     until(|| handshakes.counts()[1] == 0).await;
     let validated: Vec<_> = (0..).map_while(|_| begin(true)).collect();
     assert!(!dial().await, "there are too many");
+    assert!(budget.metrics().retries.get() >= 2 && budget.metrics().refused.get() >= 1);
     unvalidated.into_iter().for_each(Slot::succeed);
     assert!(dial().await, "it is accepted without a proof");
     validated.into_iter().for_each(Slot::succeed);

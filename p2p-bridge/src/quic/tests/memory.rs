@@ -65,6 +65,7 @@ async fn an_unread_stream_is_stopped_if_there_is_no_memory_for_it() {
     assert!(in_time(read_all(&mut read)).await == bytes);
     assert!(kept.read_to_end(&mut Vec::new()).await.is_err(), "the stream was given up");
     assert!(unread.await.expect("ended").is_err(), "the writer learns of it");
+    assert_eq!(budget.metrics().stopped_streams.get(), 1);
     sending.await.expect("sent");
 }
 

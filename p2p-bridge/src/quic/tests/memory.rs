@@ -142,7 +142,9 @@ async fn transfer(from: &Peer, to: &mut Peer, bytes: &[u8]) {
     assert!(read == bytes);
 }
 
+/// Windows grow only if this machine keeps up with the path, so it may take long beside other load.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs an idle machine; make test-long runs it"]
 async fn an_idle_connection_returns_what_exceeds_its_minimum() {
     const TOTAL: usize = 256 * MIB;
     let (sending, reading) = (Budget::new(TOTAL), Budget::new(TOTAL));

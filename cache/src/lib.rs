@@ -61,7 +61,7 @@ pub use crate::disk::{
 pub use crate::import::{
     ImportError, ImportSummary, ReadCar, RootsIn, import_car, import_car_into, import_car_with, take_car,
 };
-pub use crate::metadata_store::{MetadataStore, Salvage};
+pub use crate::metadata_store::{MetadataLog, MetadataStore, Salvage};
 pub use crate::metrics::{TierFigures, TierMetrics, TiersFigures};
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};

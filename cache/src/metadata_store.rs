@@ -10,16 +10,30 @@
 //!
 //! It opens even with damaged files or a full disk: damaged files are replaced by what can be read of them, and on a
 //! full disk the records are read-only until there is space ([`MetadataStore::open_or_salvage`]).
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`log`] | [`MetadataLog`]: the interface of services, of which this store is the implementation for one node |
+//! | [`log_suite`] | its contract, as tests of implementations |
+//! | `history` | the position in the log of this process, and the latest entries |
+//! | `salvage` | damaged files |
+//! | `sequence` | detects acknowledged writes that are missing |
 
+mod history;
+pub mod log;
+pub mod log_suite;
 mod salvage;
 mod sequence;
 
+pub use self::log::{Appended, LogEntry, LogPosition, MetadataLog};
 pub use self::salvage::Salvage;
 
+use self::history::History;
 use self::sequence::SyncedSequence;
 use crate::disk::StoreError;
 use crate::disk::store::{Lock, lock};
 use crate::folder;
+use futures::future::{BoxFuture, FutureExt as _};
 use rocksdb::{
     BlockBasedOptions, Cache, DB, DBRecoveryMode, Direction, IteratorMode, Options, ReadOptions, WriteBatch,
     WriteOptions,
@@ -27,8 +41,9 @@ use rocksdb::{
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use tracing::{error, warn};
 
 const MIB: usize = 1024 * 1024;
@@ -58,6 +73,22 @@ pub enum Change {
 pub struct MetadataStore {
     kind: Arc<Kind>,
     salvage: Option<Arc<Salvage>>,
+    appending: Arc<Appending>,
+}
+
+/// What the writers of a register share.
+#[derive(Debug, Default)]
+struct Appending {
+    /// Held during each write: entries are written one after another.
+    history: Mutex<History>,
+    /// Notified of each entry, if several services append.
+    latest: Option<watch::Sender<LogPosition>>,
+}
+
+impl Appending {
+    fn lock(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
@@ -129,7 +160,7 @@ impl WritableDb {
     }
 
     /// Applies changes atomically and durably.
-    fn write(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+    fn write(&self, changes: &[Change]) -> Result<(), StoreError> {
         let mut batch = WriteBatch::default();
         for change in changes {
             match change {
@@ -180,7 +211,7 @@ impl MetadataStore {
     }
 
     /// The same, but salvages damaged files: readable records are written to new files, and the damaged files are kept
-    /// beside them ([`MetadataStore::salvage`]). If that fails, or while the disk is full, the register is read-only.
+    /// beside them ([`MetadataLog::salvage`]). If that fails, or while the disk is full, the register is read-only.
     ///
     /// # Errors
     /// [`StoreError::InUse`], or I/O errors.
@@ -210,7 +241,7 @@ impl MetadataStore {
                 Kind::ReadOnly { rows, why, _lock: lock }
             }
         };
-        Ok(Self { kind: Arc::new(kind), salvage: Some(Arc::new(salvage)) })
+        Ok(Self { salvage: Some(Arc::new(salvage)), ..Self::new(kind) })
     }
 
     /// Opens the register in a directory read-only.
@@ -236,7 +267,16 @@ impl MetadataStore {
     }
 
     fn new(kind: Kind) -> Self {
-        Self { kind: Arc::new(kind), salvage: None }
+        Self { kind: Arc::new(kind), salvage: None, appending: Arc::default() }
+    }
+
+    /// The same register for several services of this process, each of which gets a clone of this one and learns what
+    /// the others append: it keeps the latest entries, of so many bytes.
+    #[must_use]
+    pub fn shared(self, entries_bytes_max: usize) -> Self {
+        let history = Mutex::new(History::new(entries_bytes_max));
+        let latest = Some(watch::Sender::new(LogPosition::default()));
+        Self { appending: Arc::new(Appending { history, latest }), ..self }
     }
 
     fn of(database: WritableDb, dir: &Path, lock: Lock) -> Self {
@@ -250,29 +290,6 @@ impl MetadataStore {
     pub fn check(dir: &Path) -> Result<u64, StoreError> {
         let _lock = lock(dir)?;
         open_checked(dir, |options| DB::open_for_read_only(options, dir, false)).map(|(_, records)| records)
-    }
-
-    /// The result of salvaging damaged files when this was opened.
-    pub fn salvage(&self) -> Option<&Salvage> {
-        self.salvage.as_deref()
-    }
-
-    /// Whether it is read-only.
-    pub fn is_read_only(&self) -> bool {
-        match &*self.kind {
-            Kind::ReadOnly { .. } => true,
-            Kind::Deferred { database, .. } => database.opened.get().is_none(),
-            Kind::Disk { .. } | Kind::Memory(_) => false,
-        }
-    }
-
-    /// Its directory; `None` if it is in memory.
-    pub fn dir(&self) -> Option<&Path> {
-        match &*self.kind {
-            Kind::Disk { dir, .. } => Some(dir),
-            Kind::Deferred { database, .. } => Some(&database.dir),
-            Kind::Memory(_) | Kind::ReadOnly { .. } => None,
-        }
     }
 
     /// Whether a directory contains a register.
@@ -325,8 +342,8 @@ impl MetadataStore {
         Ok(())
     }
 
-    /// Applies all changes atomically, in their order. They are durable when this returns. If the future is dropped,
-    /// they may or may not be applied.
+    /// Appends changes at whatever position: they are applied atomically, in their order, and are durable when this
+    /// returns. If the future is dropped, they may or may not be applied.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -340,20 +357,87 @@ impl MetadataStore {
     /// # Errors
     /// [`StoreError`].
     pub fn write_now(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        self.write_entry(&mut self.appending.lock(), changes).map(|_| ())
+    }
+
+    /// Appends changes if the latest entry is at `after`. Blocks the thread.
+    fn append_now(&self, after: LogPosition, changes: Vec<Change>) -> Result<Appended, StoreError> {
+        let mut history = self.appending.lock();
+        match history.missed(after) {
+            Some(missed) => Ok(missed),
+            None => self.write_entry(&mut history, changes).map(Appended::At),
+        }
+    }
+
+    fn write_entry(&self, history: &mut History, changes: Vec<Change>) -> Result<LogPosition, StoreError> {
+        if changes.is_empty() {
+            return Ok(history.last());
+        }
         match &*self.kind {
-            Kind::Deferred { database, .. } => database.open()?.write(changes),
-            Kind::ReadOnly { why, .. } => Err(why.clone()),
-            Kind::Disk { database, .. } => database.write(changes),
-            Kind::Memory(map) => {
-                let mut map = map.write().unwrap_or_else(PoisonError::into_inner);
-                for change in changes {
+            Kind::Deferred { database, .. } => database.open()?.write(&changes)?,
+            Kind::ReadOnly { why, .. } => return Err(why.clone()),
+            Kind::Disk { database, .. } => database.write(&changes)?,
+            Kind::Memory(rows) => {
+                let mut rows = rows.write().unwrap_or_else(PoisonError::into_inner);
+                for change in &changes {
                     match change {
-                        Change::Put(key, value) => _ = map.insert(key, value),
-                        Change::Delete(key) => _ = map.remove(&key),
+                        Change::Put(key, value) => _ = rows.insert(key.clone(), value.clone()),
+                        Change::Delete(key) => _ = rows.remove(key),
                     }
                 }
-                Ok(())
             }
+        }
+        let position = history.push(changes);
+        if let Some(latest) = &self.appending.latest {
+            latest.send_replace(position);
+        }
+        Ok(position)
+    }
+}
+
+/// The log of one node. Its positions are those of this process, and its entries are kept for
+/// [`MetadataStore::shared`] only.
+impl MetadataLog for MetadataStore {
+    fn read(&self, visit: &mut dyn FnMut(&[u8], &[u8])) -> Result<LogPosition, StoreError> {
+        // No entry is written meanwhile.
+        let history = self.appending.lock();
+        self.scan(b"", |key, value| {
+            visit(key, value);
+            ControlFlow::Continue(())
+        })?;
+        Ok(history.last())
+    }
+
+    fn append(&self, after: LogPosition, changes: Vec<Change>) -> BoxFuture<'static, Result<Appended, StoreError>> {
+        let register = self.clone();
+        let appending = async move {
+            let appending = tokio::task::spawn_blocking(move || register.append_now(after, changes));
+            appending.await.map_err(|_| StoreError::Closed)?
+        };
+        appending.boxed()
+    }
+
+    fn watch(&self) -> Option<watch::Receiver<LogPosition>> {
+        self.appending.latest.as_ref().map(watch::Sender::subscribe)
+    }
+
+    fn is_read_only(&self) -> bool {
+        match &*self.kind {
+            Kind::ReadOnly { .. } => true,
+            Kind::Deferred { database, .. } => database.opened.get().is_none(),
+            Kind::Disk { .. } | Kind::Memory(_) => false,
+        }
+    }
+
+    fn salvage(&self) -> Option<&Salvage> {
+        self.salvage.as_deref()
+    }
+
+    fn dir(&self) -> Option<&Path> {
+        match &*self.kind {
+            Kind::Disk { dir, .. } => Some(dir),
+            Kind::Deferred { database, .. } => Some(&database.dir),
+            Kind::Memory(_) | Kind::ReadOnly { .. } => None,
         }
     }
 }

@@ -30,7 +30,7 @@ use futures::TryStreamExt as _;
 use indicatif::ProgressBar;
 use serde_json::json;
 use services::pinning::index::PinOutcome;
-use services::pinning::{self, DamageReport, Pins};
+use services::pinning::{self, Coordination, DamageReport, Pins};
 use services::stores::{self, OfflineStore};
 use services::views;
 use std::collections::{BTreeSet, HashSet};
@@ -386,7 +386,7 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
 /// Rebuilds damaged pin metadata from its readable records and from the store's own pins.
 async fn repair_pins(loaded: &Loaded, store: &Arc<dyn BlockStore>) -> anyhow::Result<()> {
     let register = stores::open_register(&loaded.config.data_dir, &loaded.config.cache).await?;
-    let pins = Pins::alone(register, store).await?;
+    let pins = Pins::alone(Coordination::single(register), store).await?;
     print(&pins_repaired(pins.damage().as_ref()))?;
     let unwritten = pins.damage().and_then(|damage| damage.salvage?.unwritten);
     let unwritten = unwritten.map_or(Ok(()), |why| Err(anyhow::anyhow!("the pin metadata cannot be rewritten: {why}")));

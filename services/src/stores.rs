@@ -44,7 +44,7 @@ fn open_now(data_dir: &Path, settings: &Cache) -> anyhow::Result<Arc<dyn BlockSt
 }
 
 /// Opens the pin metadata store. If it is damaged, what can be read is written to a new one, and the damaged files are
-/// kept ([`MetadataStore::salvage`]).
+/// kept ([`MetadataLog::salvage`](cache::MetadataLog::salvage)).
 ///
 /// # Errors
 /// When creating the folder fails, or another process has the store open.

@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use services::access::Principal;
 use services::limiter::Limiter;
-use services::pinning::{PinMetrics, PinNetwork, PinOptions};
+use services::pinning::{Coordination, PinMetrics, PinNetwork, PinOptions};
 use std::io;
 use tower::ServiceExt as _;
 
@@ -100,7 +100,13 @@ impl World {
             ..PinNetwork::local_only(&tiers, Arc::clone(&policy))
         };
         let metrics = PinMetrics::register(registry);
-        let pins = Pins::start(PinOptions::default(), MetadataStore::memory(), Arc::clone(&store), reach, metrics);
+        let pins = Pins::start(
+            PinOptions::default(),
+            Coordination::single(MetadataStore::memory()),
+            Arc::clone(&store),
+            reach,
+            metrics,
+        );
         let keys = Arc::new(Keystore::open(dir.path(), std::time::Duration::ZERO).expect("opens"));
         let names = NamesOptions { offline: true, ..NamesOptions::default() };
         let names = p2p_bridge::Names::new(names, None, registry).expect("good options");

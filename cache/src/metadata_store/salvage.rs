@@ -330,7 +330,7 @@ mod tests {
         database.db.cancel_all_background_work(true);
         for number in 0..100_000_u32 {
             let record = Change::Put(number.to_be_bytes().into(), vec![b'x'; 10_000]);
-            database.write(vec![record]).expect("writes");
+            database.write(&[record]).expect("writes");
             if logs(&sound).len() > 1 {
                 break;
             }

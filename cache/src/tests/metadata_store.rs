@@ -1,8 +1,10 @@
 //! Tests of registers in memory and on disk.
 
 use crate::StoreError;
-use crate::metadata_store::{Change, MetadataStore};
+use crate::metadata_store::{Appended, Change, LogPosition, MetadataLog, MetadataStore, log_suite};
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn put(key: &str, value: &str) -> Change {
     Change::Put(key.into(), value.into())
@@ -70,6 +72,56 @@ async fn records_are_durable_and_the_register_is_locked() {
     let found = records(&MetadataStore::open(&path).expect("opens"), "");
     assert_eq!(found.len(), 4_999);
     assert!(!found.contains(&pair("00007", &"v".repeat(600))));
+}
+
+/// Some entries, so that members are told of them, or have to read all records again.
+const ENTRIES_BYTES_MAX: [usize; 3] = [0, 300, 1 << 20];
+
+fn members(register: MetadataStore, entries_bytes_max: usize, count: usize) -> Vec<Arc<dyn MetadataLog>> {
+    let register = register.shared(entries_bytes_max);
+    (0..count).map(|_| Arc::new(register.clone()) as _).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_register_in_memory_is_a_log() {
+    for bytes_max in ENTRIES_BYTES_MAX {
+        log_suite::check_all(&|count| members(MetadataStore::memory(), bytes_max, count)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_register_on_disk_is_a_log() {
+    let (dir, opened) = (tempfile::tempdir().expect("a directory"), AtomicUsize::new(0));
+    for bytes_max in ENTRIES_BYTES_MAX {
+        let open = |count| {
+            let dir = dir.path().join(opened.fetch_add(1, Ordering::Relaxed).to_string());
+            members(MetadataStore::open(&dir).expect("opens"), bytes_max, count)
+        };
+        log_suite::check_all(&open).await;
+    }
+}
+
+#[tokio::test]
+async fn a_register_of_one_service_keeps_no_entries_and_has_no_hints() {
+    let register = MetadataStore::memory();
+    assert!(register.watch().is_none());
+    let after = register.read(&mut |_, _| {}).expect("reads");
+    register.write(vec![put("a", "1")]).await.expect("writes");
+    assert_eq!(register.append(after, vec![put("a", "2")]).await.expect("appends"), Appended::Truncated);
+    assert_eq!(records(&register, ""), [pair("a", "1")]);
+}
+
+#[tokio::test]
+async fn entries_are_durable_and_positions_are_those_of_a_process() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for opened in 0..3_u64 {
+        let register = MetadataStore::open(dir.path()).expect("opens");
+        let mut count = 0;
+        let after = register.read(&mut |_, _| count += 1).expect("reads");
+        assert_eq!((after, count), (LogPosition(0), opened));
+        let appended = register.append(after, vec![put(&opened.to_string(), "x")]).await.expect("appends");
+        assert_eq!(appended, Appended::At(LogPosition(1)));
+    }
 }
 
 /// Registers whose files are damaged.

@@ -9,7 +9,7 @@ use super::crash::{DIR, child};
 use super::device::{Device, in_a_namespace};
 use super::full::{Filler, assert_is_lack_of_space, assert_pinned, dag, eventually, pin};
 use super::{open_with, suite};
-use crate::metadata_store::{Change, MetadataStore};
+use crate::metadata_store::{Change, MetadataLog as _, MetadataStore};
 use crate::space::Space;
 use crate::store::DegradedReason;
 use crate::{Disk, DiskOptions, PinError, StoreError};

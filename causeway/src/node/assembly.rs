@@ -37,7 +37,7 @@ use services::front_caches::{Caches, Senders};
 use services::health::{Degraded, Health};
 use services::limiter::Limiter;
 use services::logging::chain;
-use services::pinning::{PinMetrics, PinNetwork, PinOptions, Pins};
+use services::pinning::{Coordination, PinMetrics, PinNetwork, PinOptions, Pins};
 use services::supervision::Supervisor;
 use services::telemetry::{self, Exporter, TelemetryMetrics, Tracer};
 use services::uploads::resumable::ResumableUploads;
@@ -177,7 +177,7 @@ impl<'a> Assembly<'a> {
         };
         let register = stores::open_register(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
         let metrics = PinMetrics::register(&mut self.registry);
-        let pins = Pins::start(options, register, Arc::clone(store), reach, metrics).await;
+        let pins = Pins::start(options, Coordination::single(register), Arc::clone(store), reach, metrics).await;
         pins.context("the pin metadata cannot be used")
     }
 

@@ -8,6 +8,7 @@
 //! | [`adopt`] | stored blocks become an owner's pins |
 //! | [`index`] | all requests in memory, and the fetch queue |
 //! | [`record`] | the records in the pin metadata store |
+//! | [`coordination`] | the log and the claims, by which services that share one list agree |
 //! | [`clock`] | a monotonic clock in milliseconds since the epoch |
 //! | `workers` | scheduling of fetches, and retries |
 //! | [`fetch`], [`walk`] | one attempt to fetch a DAG |
@@ -30,6 +31,7 @@
 
 pub mod adopt;
 pub mod clock;
+pub mod coordination;
 pub mod fetch;
 pub mod filter;
 pub mod index;
@@ -41,6 +43,7 @@ pub mod service;
 pub mod walk;
 mod workers;
 
+pub use self::coordination::Coordination;
 pub use self::filter::{Filter, NameMatch, Page, StatusCounts};
 pub use self::metrics::PinMetrics;
 pub use self::reach::PinNetwork;

@@ -1,4 +1,7 @@
-//! The records of the service in the pin metadata store: JSON, which later releases can extend.
+//! The records of the service in the pin metadata store, and their changes: JSON, which later releases can extend.
+//!
+//! A [`PinChange`] is a change in the service's terms. It becomes a change of a record when the service appends it, and
+//! the changes of other services become such ones when they are applied.
 //!
 //! | key | record | content |
 //! |---|---|---|
@@ -11,12 +14,10 @@
 use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::request::{Meta, PinParameters};
 use cache::StoreError;
-use cache::metadata_store::{Change, MetadataStore};
+use cache::metadata_store::{Change, LogPosition, MetadataLog};
 use content::Cid;
 use libp2p::Multiaddr;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,11 +82,94 @@ pub struct Work {
 pub struct Orphan {
     /// When that was decided. A pin that was created later is another one.
     pub at_ms: u64,
+    /// The service that removes it, if several append to the log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+/// A change of the records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PinChange {
+    /// A new request, or another outcome of one.
+    Request(StoredRequest),
+    /// A request is removed.
+    RemoveRequest(Arc<str>),
+    /// The attempts to fetch a root.
+    Work(Cid, Work),
+    /// A root needs no further attempts.
+    RemoveWork(Cid),
+    /// The pin of a root is to be removed from the block store.
+    Orphan(Cid, Orphan),
+    /// It has been removed, or is needed again.
+    RemoveOrphan(Cid),
+}
+
+impl PinChange {
+    /// The change of a record.
+    ///
+    /// # Errors
+    /// Serialisation errors, which do not occur in practice.
+    pub fn encode(&self) -> Result<Change, StoreError> {
+        Ok(match self {
+            Self::Request(entry) => put(entry)?,
+            Self::RemoveRequest(id) => Change::Delete(key(REQUEST, id)),
+            Self::Work(root, work) => Change::Put(key(WORK, &root.to_string()), written(work)?),
+            Self::RemoveWork(root) => Change::Delete(key(WORK, &root.to_string())),
+            Self::Orphan(root, orphan) => Change::Put(key(ORPHAN, &root.to_string()), written(orphan)?),
+            Self::RemoveOrphan(root) => Change::Delete(key(ORPHAN, &root.to_string())),
+        })
+    }
+
+    /// The change of a record in the service's terms; `None` if it is not one that the service knows.
+    pub fn decode(change: &Change) -> Option<Self> {
+        match change {
+            Change::Put(key, value) => Self::of_record(key, value),
+            Change::Delete(key) => Some(match named(key)? {
+                (REQUEST, id) => Self::RemoveRequest(id.into()),
+                (WORK, root) => Self::RemoveWork(root.parse().ok()?),
+                (_, root) => Self::RemoveOrphan(root.parse().ok()?),
+            }),
+        }
+    }
+
+    /// The root whose pin is to be removed, if that is the change.
+    pub fn released_root(&self) -> Option<Cid> {
+        match self {
+            Self::Orphan(root, _) => Some(*root),
+            _ => None,
+        }
+    }
+
+    /// The root whose pin is to be removed by a service.
+    pub fn released_root_of(&self, service: &str) -> Option<Cid> {
+        match self {
+            Self::Orphan(root, orphan) if orphan.by.as_deref() == Some(service) => Some(*root),
+            _ => None,
+        }
+    }
+
+    fn of_record(key: &[u8], value: &[u8]) -> Option<Self> {
+        Some(match named(key)? {
+            (REQUEST, id) => Self::Request(entry(id, serde_json::from_slice(value).ok()?)?),
+            (WORK, root) => Self::Work(root.parse().ok()?, serde_json::from_slice(value).ok()?),
+            (_, root) => Self::Orphan(root.parse().ok()?, serde_json::from_slice(value).ok()?),
+        })
+    }
+}
+
+/// The kind of a record, one of [`REQUEST`], [`WORK`] and [`ORPHAN`], and its name.
+fn named(key: &[u8]) -> Option<(&'static str, &str)> {
+    let key = std::str::from_utf8(key).ok()?;
+    [REQUEST, WORK, ORPHAN].into_iter().find_map(|kind| Some((kind, key.strip_prefix(kind)?)))
 }
 
 /// The content of the pin metadata store.
 #[derive(Debug, Default)]
 pub struct Records {
+    /// The position in the log as of which they were read.
+    pub position: LogPosition,
+    /// The version of the format; `None` if the store is empty.
+    pub format: Option<u32>,
     /// The requests.
     pub entries: Vec<StoredRequest>,
     /// The work of roots.
@@ -96,11 +180,23 @@ pub struct Records {
     pub unreadable: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Writes a request.
-///
-/// # Errors
-/// Serialisation errors, which do not occur in practice.
-pub fn put(entry: &StoredRequest) -> Result<Change, StoreError> {
+impl Records {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        match PinChange::of_record(key, value) {
+            Some(PinChange::Request(entry)) => self.entries.push(entry),
+            Some(PinChange::Work(root, work)) => self.works.push((root, work)),
+            Some(PinChange::Orphan(root, orphan)) => self.orphans.push((root, orphan)),
+            _ if key == KEY_FORMAT => self.format = serde_json::from_slice(value).ok(),
+            _ if [REQUEST, WORK, ORPHAN].iter().any(|kind| key.starts_with(kind.as_bytes())) => {
+                self.unreadable.push((key.to_vec(), value.to_vec()));
+            }
+            // Records of a later release, or moved ones.
+            _ => {}
+        }
+    }
+}
+
+fn put(entry: &StoredRequest) -> Result<Change, StoreError> {
     let record = Record {
         owner: entry.owner.to_string(),
         cid: entry.root.to_string(),
@@ -120,59 +216,28 @@ pub fn put(entry: &StoredRequest) -> Result<Change, StoreError> {
     Ok(Change::Put(key(REQUEST, &entry.id), written(&record)?))
 }
 
-/// Removes a request.
-pub fn delete(id: &str) -> Change {
-    Change::Delete(key(REQUEST, id))
-}
-
-/// Writes the work of a root.
+/// Writes the version of the format.
 ///
 /// # Errors
-/// As [`put`].
-pub fn put_work(root: &Cid, work: &Work) -> Result<Change, StoreError> {
-    Ok(Change::Put(key(WORK, &root.to_string()), written(work)?))
-}
-
-/// Removes the work of a root.
-pub fn delete_work(root: &Cid) -> Change {
-    Change::Delete(key(WORK, &root.to_string()))
-}
-
-/// Writes that a pin is to be removed.
-///
-/// # Errors
-/// As [`put`].
-pub fn put_orphan(root: &Cid, at_ms: u64) -> Result<Change, StoreError> {
-    Ok(Change::Put(key(ORPHAN, &root.to_string()), written(&Orphan { at_ms })?))
-}
-
-/// Writes that a pin has been removed, or is needed again.
-pub fn delete_orphan(root: &Cid) -> Change {
-    Change::Delete(key(ORPHAN, &root.to_string()))
+/// As [`PinChange::encode`].
+pub fn put_format() -> Result<Change, StoreError> {
+    Ok(Change::Put(KEY_FORMAT.to_vec(), written(&FORMAT)?))
 }
 
 /// Reads all records. Blocks the thread.
 ///
 /// # Errors
 /// The error of the disk, or [`StoreError::NewerSchema`].
-pub fn load(register: &MetadataStore) -> Result<Records, StoreError> {
-    check_format(register)?;
+pub fn load(log: &dyn MetadataLog) -> Result<Records, StoreError> {
     let mut records = Records::default();
-    let mut unreadable = Vec::new();
-    each(register, REQUEST, &mut unreadable, |id, record: Record| {
-        records.entries.push(entry(id, record)?);
-        Some(())
-    })?;
-    each(register, WORK, &mut unreadable, |root, work| {
-        records.works.push((root.parse().ok()?, work));
-        Some(())
-    })?;
-    each(register, ORPHAN, &mut unreadable, |root, orphan| {
-        records.orphans.push((root.parse().ok()?, orphan));
-        Some(())
-    })?;
-    records.unreadable = unreadable;
-    Ok(records)
+    records.position = log.read(&mut |key, value| records.add(key, value))?;
+    match records.format.filter(|found| *found > FORMAT) {
+        Some(found) => {
+            let dir = log.dir().map(Path::to_owned).unwrap_or_default();
+            Err(StoreError::NewerSchema { dir, found, known: FORMAT })
+        }
+        None => Ok(records),
+    }
 }
 
 /// Moves records that cannot be parsed to other keys.
@@ -181,40 +246,6 @@ pub fn move_unreadable(unreadable: &[(Vec<u8>, Vec<u8>)]) -> Vec<Change> {
         [Change::Put([UNREADABLE.as_bytes(), key].concat(), value.clone()), Change::Delete(key.clone())]
     });
     moves.collect()
-}
-
-fn check_format(register: &MetadataStore) -> Result<(), StoreError> {
-    let known = register.get(KEY_FORMAT)?.and_then(|text| serde_json::from_slice::<u32>(&text).ok());
-    match known {
-        Some(found) if found > FORMAT => {
-            let dir = register.dir().map(Path::to_owned).unwrap_or_default();
-            Err(StoreError::NewerSchema { dir, found, known: FORMAT })
-        }
-        Some(_) => Ok(()),
-        None if register.is_read_only() => Ok(()),
-        None => match register.write_now(vec![Change::Put(KEY_FORMAT.to_vec(), written(&FORMAT)?)]) {
-            // The store is empty, and the next start writes the version.
-            Err(error) if error.is_full() => Ok(()),
-            wrote => wrote,
-        },
-    }
-}
-
-fn each<T: DeserializeOwned>(
-    register: &MetadataStore,
-    prefix: &str,
-    unreadable: &mut Vec<(Vec<u8>, Vec<u8>)>,
-    mut take: impl FnMut(&str, T) -> Option<()>,
-) -> Result<(), StoreError> {
-    register.scan(prefix.as_bytes(), |key, value| {
-        let taken = std::str::from_utf8(key)
-            .ok()
-            .and_then(|key| take(key.strip_prefix(prefix)?, serde_json::from_slice(value).ok()?));
-        if taken.is_none() {
-            unreadable.push((key.to_vec(), value.to_vec()));
-        }
-        ControlFlow::Continue(())
-    })
 }
 
 fn entry(id: &str, record: Record) -> Option<StoredRequest> {
@@ -250,6 +281,7 @@ fn damaged(words: &str) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cache::MetadataStore;
 
     fn entries() -> Vec<StoredRequest> {
         let root: Cid = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy".parse().expect("a CID");
@@ -293,19 +325,40 @@ mod tests {
         let entries = entries();
         let root = entries[0].root;
         let work = Work { attempts: 3, since_ms: 1, due_ms: 2, reason: Some("why".into()), waited_ms: 4, lost: true };
-        let mut changes: Vec<_> = entries.iter().map(|entry| put(entry).expect("can be written")).collect();
-        changes.push(put_work(&root, &work).expect("can be written"));
-        changes.push(put_orphan(&root, 9).expect("can be written"));
-        register.write_now(changes).expect("writes");
+        let mut changes: Vec<_> = entries.iter().cloned().map(PinChange::Request).collect();
+        changes.push(PinChange::Work(root, work.clone()));
+        changes.push(PinChange::Orphan(root, Orphan { at_ms: 9, by: None }));
+        let write = |changes: &[PinChange]| {
+            let encoded: Vec<_> = changes.iter().map(|change| change.encode().expect("can be written")).collect();
+            let decoded: Vec<_> = encoded.iter().map(|change| PinChange::decode(change).expect("is known")).collect();
+            assert_eq!(decoded, changes);
+            register.write_now(encoded).expect("writes");
+        };
+        write(&changes);
         let found = load(&register).expect("reads");
         assert_eq!(found.entries, entries);
         assert_eq!(found.works, [(root, work)]);
-        assert_eq!(found.orphans, [(root, Orphan { at_ms: 9 })]);
-        register
-            .write_now(vec![delete("0123"), delete("4567"), delete("89ab"), delete_work(&root), delete_orphan(&root)])
-            .expect("writes");
+        assert_eq!(found.orphans, [(root, Orphan { at_ms: 9, by: None })]);
+        let mut changes: Vec<_> = entries.iter().map(|entry| PinChange::RemoveRequest(Arc::clone(&entry.id))).collect();
+        changes.extend([PinChange::RemoveWork(root), PinChange::RemoveOrphan(root)]);
+        write(&changes);
         let found = load(&register).expect("reads");
         assert!(found.entries.is_empty() && found.works.is_empty() && found.orphans.is_empty());
+    }
+
+    #[test]
+    fn changes_of_other_records_are_none_of_pins() {
+        let others = [
+            put_format().expect("can be written"),
+            Change::Put(b"unreadable/request/1".to_vec(), b"{}".to_vec()),
+            Change::Put(b"request/1".to_vec(), b"{}".to_vec()),
+            Change::Put(b"work/nothing".to_vec(), b"{}".to_vec()),
+            Change::Delete(b"orphan/nothing".to_vec()),
+            Change::Delete(vec![0xff]),
+        ];
+        for other in others {
+            assert_eq!(PinChange::decode(&other), None, "{other:?}");
+        }
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The workers: a limited number of DAGs is fetched concurrently, and failures are retried.
 //!
-//! One task takes roots from the queue and spawns a task for each attempt. Queued roots take no tasks. Owners take
+//! One task takes roots from the queue and spawns a task for each attempt, which begins when it has claimed the root
+//! ([`Claims`](crate::pinning::coordination::Claims)). Queued roots take no tasks. Owners take
 //! turns (fair queueing); while others are queued, one owner gets at most three quarters of the workers, so that huge
 //! DAGs of one owner do not block small ones of another.
 
+use crate::pinning::coordination::{self, Claim, Claimed};
 use crate::pinning::fetch::{FailureKind, Fetch, FetchError, Step};
 use crate::pinning::index::PinOutcome;
 use crate::pinning::record::Work;
@@ -15,9 +17,9 @@ use content::Cid;
 use futures::FutureExt as _;
 use p2p_bridge::back_off;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 const AFTER_REMOVAL: Duration = Duration::from_secs(1);
 
 /// The result of an attempt; `None` if it was cancelled.
-type Attempted = Option<Result<PinSummary, FetchError>>;
+pub(super) type Attempted = Option<Result<PinSummary, FetchError>>;
 
 impl Pins {
     /// Dispatches roots until the service stops, and returns when the last worker has ended.
@@ -69,21 +71,58 @@ impl Pins {
     }
 
     async fn work(self: Arc<Self>, root: Cid, worker: CancellationToken) {
-        let arrived = AtomicBool::new(false);
+        let (arrived, claim) = (AtomicBool::new(false), Mutex::new(None));
         let attempted = tokio::select! {
             // A panic fails one attempt and not the service.
-            attempted = AssertUnwindSafe(self.attempt(&root, &arrived)).catch_unwind() => {
-                Some(attempted.unwrap_or(Err(FetchError::Internal)))
+            attempted = AssertUnwindSafe(self.claim_and_attempt(&root, &claim, &arrived)).catch_unwind() => {
+                attempted.unwrap_or(Some(Err(FetchError::Internal)))
             }
             () = worker.cancelled() => None,
         };
         if let Some(Err(_)) = &attempted {
             self.measure(&root).await;
         }
-        let (pins, arrived) = (Arc::clone(&self), arrived.into_inner());
-        let ended = self.spawn_worker_change(async move { pins.end(&root, attempted, arrived).await }).await;
-        if let Err(error) = ended {
+        let claim = claim.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (pins, arrived, held) = (Arc::clone(&self), arrived.into_inner(), claim.clone());
+        let ended = self.spawn_worker_change(async move {
+            let is_valid = held.is_none_or(|claim: Claim| claim.is_valid(Instant::now()));
+            pins.end(&root, attempted.filter(|_| is_valid), arrived).await
+        });
+        if let Err(error) = ended.await {
             tracing::warn!(%root, %error, "recording the result of a pin failed");
+        }
+        if let Some(claim) = claim {
+            coordination::release(&*self.claims, claim).await;
+        }
+    }
+
+    /// One attempt, while the root is claimed: if another service has claimed it, it is a candidate again later.
+    async fn claim_and_attempt(
+        self: &Arc<Self>,
+        root: &Cid,
+        held: &Mutex<Option<Claim>>,
+        arrived: &AtomicBool,
+    ) -> Attempted {
+        let hold = |claim: &Claim| *held.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim.clone());
+        let claim = match self.claims.claim(root).await {
+            Ok(Claimed::Granted(claim)) => claim,
+            Ok(Claimed::Held { retry_after }) => {
+                self.index_mut().postpone(root, retry_after);
+                return None;
+            }
+            Err(error) => {
+                tracing::warn!(%root, %error, "claiming the work on a pin failed; it will be retried");
+                self.index_mut().postpone(root, self.options.retry_first);
+                return None;
+            }
+        };
+        hold(&claim);
+        tokio::select! {
+            attempted = self.attempt(root, arrived) => Some(attempted),
+            () = coordination::keep(&*self.claims, claim, hold) => {
+                tracing::info!(%root, "another service has taken over the work on a pin");
+                None
+            }
         }
     }
 
@@ -124,7 +163,7 @@ impl Pins {
     }
 
     /// Handles the result of an attempt, as one change.
-    async fn end(&self, root: &Cid, attempted: Attempted, arrived: bool) -> Result<(), PinsError> {
+    pub(super) async fn end(&self, root: &Cid, attempted: Attempted, arrived: bool) -> Result<(), PinsError> {
         self.workers().remove(root);
         let handled = match attempted {
             Some(Ok(summary)) => self.end_well(root, &summary).await,
@@ -134,7 +173,7 @@ impl Pins {
         // By now its next attempt is scheduled, if there is one.
         self.index_mut().end_work(root);
         if !self.index().is_needed(root) {
-            self.drop_pin(root);
+            self.drop_unneeded(root);
         }
         self.changed();
         handled
@@ -188,10 +227,17 @@ impl Pins {
         self.write_work(root, work).await
     }
 
+    /// Removes the pin of a root that lost its last request during an attempt.
+    fn drop_unneeded(&self, root: &Cid) {
+        match self.is_shared() {
+            // The log has to say so first, unless another service removes it.
+            true => self.follow_ups().push(FollowUp::LetGo(*root)),
+            false => self.drop_pin(root),
+        }
+    }
+
     async fn give_up(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
-        let reason: Arc<str> = reason.into();
-        let pending = self.index().requests_for(root, |entry| entry.outcome == PinOutcome::Pending);
-        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect()).await?;
+        self.settle_pending(root, &PinOutcome::Failed(reason.into())).await?;
         self.delete_work(root).await
     }
 }

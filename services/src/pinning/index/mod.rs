@@ -4,6 +4,7 @@
 //! read one owner's requests in order; quotas are counted incrementally.
 //!
 //! |---|---|
+//! | `applying` | own changes and those of other services |
 //! | `queries` | read access |
 //! | `queue` | the fetch queue |
 //! | `origins` | the peers that requests name as origins |
@@ -12,6 +13,7 @@
 //! keeps no blocks. A root is *needed* while it has a live request, or its pin is retained for another reason (a
 //! replacement in progress, an upload about to be recorded).
 
+mod applying;
 mod origins;
 mod queries;
 mod queue;
@@ -22,6 +24,7 @@ use crate::pinning::clock::Clock;
 use crate::pinning::record::Work;
 use crate::pinning::request::{PinParameters, Progress};
 use cache::MissingBlocks;
+use cache::metadata_store::LogPosition;
 use content::Cid;
 use libp2p::{Multiaddr, PeerId};
 use serde::{Deserialize, Serialize};
@@ -118,6 +121,15 @@ impl StoredRequest {
     }
 }
 
+/// Whether a root's pin is being removed from the store, and by which service.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Removal {
+    #[default]
+    None,
+    Here,
+    Elsewhere,
+}
+
 /// A requested root.
 #[derive(Debug, Default)]
 pub struct Root {
@@ -132,7 +144,7 @@ pub struct Root {
     /// Its pin is to be removed as soon as it is not needed.
     removal_pending: bool,
     /// Its pin is being removed from the store. Until that has ended, no worker and no upload uses it.
-    removing: bool,
+    removing: Removal,
     /// Notifies of changes of the root and of its requests; `None` without receivers.
     changes: Option<watch::Sender<()>>,
     /// The pin in the store is complete.
@@ -167,7 +179,11 @@ impl Root {
     }
 
     fn is_unused(&self) -> bool {
-        !self.is_needed() && self.requests.is_empty() && !self.active && !self.removing
+        !self.is_needed() && self.requests.is_empty() && !self.active && !self.is_removing()
+    }
+
+    fn is_removing(&self) -> bool {
+        self.removing != Removal::None
     }
 
     fn notify(&mut self) {
@@ -229,6 +245,8 @@ pub struct Index {
     lost: HashSet<Cid>,
     /// The owner for whom each active root is fetched.
     fetched_for: HashMap<Cid, Arc<str>>,
+    /// The position in the log up to which its changes are applied.
+    pub position: LogPosition,
     /// The clock of due times.
     pub clock: Clock,
     /// The first back-off, in milliseconds.
@@ -413,33 +431,28 @@ impl Index {
             root.removal_pending = root.live.is_empty();
             return false;
         }
-        if root.removing {
-            root.removal_pending = true;
+        if root.is_removing() {
             return false;
         }
-        (root.removing, root.removal_pending) = (true, false);
+        (root.removing, root.removal_pending) = (Removal::Here, false);
         self.set_progress(cid, Progress::default(), false);
         self.set_work(cid, Work::default());
         true
     }
 
-    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued. Returns whether another removal was
-    /// requested meanwhile, which this one has done as well.
-    pub fn end_removal(&mut self, cid: &Cid) -> bool {
-        let mut again = false;
+    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued.
+    pub fn end_removal(&mut self, cid: &Cid) {
         if let Some(root) = self.roots.get_mut(cid) {
-            root.removing = false;
-            again = std::mem::take(&mut root.removal_pending);
+            root.removing = Removal::None;
             root.notify();
         }
         self.requeue(cid);
         self.remove_root_if_unused(cid);
-        again
     }
 
     /// Whether a root's pin is being removed from the store.
     pub fn is_removing(&self, cid: &Cid) -> bool {
-        self.roots.get(cid).is_some_and(|root| root.removing)
+        self.roots.get(cid).is_some_and(Root::is_removing)
     }
 
     /// A receiver of changes of a root and of its requests. It closes when the root is removed from the index.
@@ -498,7 +511,7 @@ impl Index {
             let progress = Progress { blocks: blocks.max(seen.blocks), bytes: bytes.max(seen.bytes) };
             self.set_progress(cid, progress, complete);
         }
-        !self.exceeded(cid).is_empty()
+        self.is_exceeded(cid)
     }
 
     fn remove_root_if_unused(&mut self, cid: &Cid) {

@@ -1,6 +1,7 @@
 //! Read access to an index.
 
 use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest, time};
+use crate::pinning::record::PinChange;
 use crate::pinning::request::{PinRequest, Status};
 use content::Cid;
 use libp2p::Multiaddr;
@@ -26,6 +27,11 @@ impl Index {
     /// Whether a root has a pending request.
     pub fn is_pending(&self, cid: &Cid) -> bool {
         self.roots.get(cid).is_some_and(|root| !root.pending.is_empty())
+    }
+
+    /// Whether a root has a request whose DAG is complete.
+    pub fn is_pinned(&self, cid: &Cid) -> bool {
+        !self.requests_for(cid, |entry| entry.outcome == PinOutcome::Pinned).is_empty()
     }
 
     /// Whether an owner has a live request for a root.
@@ -121,14 +127,15 @@ impl Index {
         self.owners.get(owner).map_or((0, 0), |rows| (rows.requests.len() as u64, rows.bytes))
     }
 
-    /// The owners of live requests for a root who exceed their byte quota, with the quota.
-    pub fn exceeded(&self, cid: &Cid) -> Vec<(Arc<str>, u64)> {
-        let Some(root) = self.roots.get(cid) else { return Vec::new() };
-        let over = |owner: &Arc<str>| {
-            let rows = self.owners.get(owner)?;
-            rows.bytes_max.filter(|most| rows.bytes > *most).map(|most| (Arc::clone(owner), most))
-        };
-        root.live.keys().filter_map(over).collect()
+    /// Whether an owner of a live request for a root exceeds its byte quota.
+    pub fn is_exceeded(&self, cid: &Cid) -> bool {
+        self.roots.get(cid).is_some_and(|root| root.live.keys().any(|owner| self.exceeds(owner).is_some()))
+    }
+
+    /// The byte quota of an owner, if it exceeds it.
+    pub fn exceeds(&self, owner: &str) -> Option<u64> {
+        let rows = self.owners.get(owner)?;
+        rows.bytes_max.filter(|most| rows.bytes > *most)
     }
 
     /// The bytes that removing a request would free of its owner's quota.
@@ -138,15 +145,27 @@ impl Index {
         last.map_or(0, |root| root.progress.bytes)
     }
 
-    /// The roots whose pins are no longer needed after requests are changed or removed.
+    /// The roots whose pins are no longer needed after changes, and are not being removed already.
+    pub fn released(&self, changes: &[PinChange]) -> Vec<Cid> {
+        let before_and_after = changes.iter().filter_map(|change| match change {
+            PinChange::Request(entry) => Some((self.entry(&entry.id), Some(entry))),
+            PinChange::RemoveRequest(id) => Some((self.entry(id), None)),
+            _ => None,
+        });
+        let mut released = self.released_by(before_and_after);
+        released.retain(|root| !self.is_removing(root));
+        released
+    }
+
+    /// The roots whose pins are no longer needed after requests are created, changed or removed.
     pub fn released_by<'a>(
         &self,
-        changes: impl IntoIterator<Item = (&'a StoredRequest, Option<&'a StoredRequest>)>,
+        changes: impl IntoIterator<Item = (Option<&'a StoredRequest>, Option<&'a StoredRequest>)>,
     ) -> Vec<Cid> {
         let mut leaving: BTreeMap<Cid, (usize, usize)> = BTreeMap::new();
         let mut staying: BTreeMap<Cid, (usize, usize)> = BTreeMap::new();
         for (former, next) in changes {
-            former.needs(&mut leaving);
+            former.into_iter().for_each(|former| former.needs(&mut leaving));
             next.into_iter().for_each(|next| next.needs(&mut staying));
         }
         let is_released = |(cid, (live, retained)): &(Cid, (usize, usize))| {

@@ -4,6 +4,7 @@ use crate::pinning::index::{Index, OwnerRows, Root};
 use crate::pinning::record::Work;
 use content::Cid;
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Index {
     /// Takes the next due root from the queue: of the owners with the fewest workers, and fewer than `share`, the one
@@ -75,6 +76,15 @@ impl Index {
         }
     }
 
+    /// Makes a root due later, because another service works on it.
+    pub fn postpone(&mut self, cid: &Cid, wait: Duration) {
+        let due_ms = self.clock.now_ms().saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.work.due_ms = root.work.due_ms.max(due_ms);
+        }
+        self.requeue(cid);
+    }
+
     /// Sets the work of a root, and queues it accordingly.
     pub fn set_work(&mut self, cid: &Cid, work: Work) {
         if let Some(root) = self.roots.get_mut(cid) {
@@ -88,7 +98,7 @@ impl Index {
         self.dequeue(cid);
         self.update_lost(cid);
         let Some(root) = self.roots.get(cid) else { return };
-        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active && !root.removing)
+        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active && !root.is_removing())
         else {
             return;
         };

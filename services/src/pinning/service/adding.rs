@@ -1,7 +1,7 @@
 //! Creation of requests: new ones, replacements, and those for uploads.
 
 use crate::pinning::index::{Index, PinOutcome, StoredRequest};
-use crate::pinning::record;
+use crate::pinning::record::PinChange;
 use crate::pinning::request::{Meta, Owner, PinParameters, PinRequest, Status};
 use crate::pinning::service::{FollowUp, Pins, PinsError, Protection, now_ms, progress};
 use cache::{PinState, StoreError};
@@ -11,14 +11,6 @@ use std::sync::Arc;
 
 /// The maximum memory of the names, metadata and origins of all requests, in bytes.
 const TEXT_BYTES_MAX: u64 = 256 * 1024 * 1024;
-
-/// What is decided about a new request.
-struct NewRequest {
-    entry: StoredRequest,
-    replaced: Option<StoredRequest>,
-    /// Roots whose pins are no longer needed.
-    released: Vec<Cid>,
-}
 
 impl Pins {
     /// Requests a DAG, which is fetched as soon as a worker is free.
@@ -50,81 +42,78 @@ impl Pins {
     ) -> Result<PinRequest, PinsError> {
         wanted.check().map_err(PinsError::Invalid)?;
         let (pins, owner) = (Arc::clone(self), owner.clone());
-        self.spawn_change(async move { pins.add_now(&owner, wanted, replaced.as_deref()).await }).await
+        self.spawn_change(async move { pins.add_now(&owner, wanted, replaced.as_deref(), false).await }).await
     }
 
+    /// Adds a request; `pinned` ones only if the DAG is stored completely.
     async fn add_now(
         self: &Arc<Self>,
         owner: &Owner,
         wanted: PinParameters,
         replaced: Option<&str>,
+        pinned: bool,
     ) -> Result<PinRequest, PinsError> {
+        let wanted = Arc::new(wanted);
         self.refresh(&wanted.root).await?;
-        let NewRequest { entry, replaced, released } = self.decide(owner, wanted, replaced)?;
-        let mut changes = vec![record::put(&entry)?, record::delete_orphan(&entry.root)];
-        changes.extend(replaced.iter().map(|former| record::delete(&former.id)));
-        self.write(changes, &released).await?;
-        let request = self.apply(entry, replaced);
-        self.drop_pins(released);
+        let decide = |index: &Index| {
+            let (entry, changes) = self.decide(index, owner, &wanted, replaced)?;
+            match pinned && entry.outcome != PinOutcome::Pinned {
+                true => Err(PinsError::NotPinned { root: entry.root }),
+                false => Ok((changes, entry)),
+            }
+        };
+        let (request, is_fetched) = self.commit_with(decide, apply).await?;
+        // A worker that fetches the root already does not know its origins.
+        if is_fetched && !wanted.origins.is_empty() {
+            self.spawn_dial(wanted.root, wanted.origins.clone());
+        }
         self.changed();
-        request
+        request.ok_or(PinsError::NotFound)
     }
 
-    /// Decides what becomes of a new request, under the lock of changes.
-    fn decide(&self, owner: &Owner, wanted: PinParameters, replaced: Option<&str>) -> Result<NewRequest, PinsError> {
-        let index = self.index();
-        let own = |id: &str| index.entry(id).filter(|entry| entry.owner == owner.id).cloned();
+    /// Decides what becomes of a new request.
+    fn decide(
+        &self,
+        index: &Index,
+        owner: &Owner,
+        wanted: &Arc<PinParameters>,
+        replaced: Option<&str>,
+    ) -> Result<(StoredRequest, Vec<PinChange>), PinsError> {
+        let own = |id: &str| index.entry(id).filter(|entry| entry.owner == owner.id);
         let replaced = replaced.map(|id| own(id).ok_or(PinsError::NotFound)).transpose()?;
-        self.check_quota(&index, owner, &wanted, replaced.as_ref())?;
+        self.check_quota(index, owner, wanted, replaced)?;
+        let is_removing = index.is_removing(&wanted.root);
         let outcome = match index.root(&wanted.root) {
-            Some(root) if root.complete => PinOutcome::Pinned,
+            Some(root) if root.complete && !is_removing => PinOutcome::Pinned,
             // The missing blocks are not fetched until the rules change.
             _ => index.withheld(&wanted.root).map_or(PinOutcome::Pending, PinOutcome::Withheld),
         };
         // The former DAG stays until the new one is complete.
-        let keeps =
-            replaced.as_ref().filter(|_| outcome == PinOutcome::Pending).and_then(|former| match former.outcome {
-                PinOutcome::Pinned | PinOutcome::Withheld(_) => Some(former.root),
-                PinOutcome::Pending => former.keeps,
-                PinOutcome::Failed(_) => None,
-            });
-        let entry = self.entry(&index, owner, wanted, outcome, keeps)?;
-        let released = index.released_by(replaced.iter().map(|former| (former, Some(&entry))));
-        Ok(NewRequest { entry, replaced, released })
-    }
-
-    /// Applies a new request that was written to the index, and has its DAG fetched if it is pending.
-    fn apply(self: &Arc<Self>, entry: StoredRequest, replaced: Option<StoredRequest>) -> Result<PinRequest, PinsError> {
-        let (id, owner, root) = (Arc::clone(&entry.id), Arc::clone(&entry.owner), entry.root);
-        let origins = entry.is_pending().then(|| entry.origins.clone());
-        let mut index = self.index_mut();
-        index.insert(entry);
-        if let Some(former) = replaced {
-            index.remove(&former.id);
-        }
-        if let Some(origins) = origins {
-            let now_ms = index.clock.now_ms();
-            index.schedule_now(&root, now_ms);
-            // A worker that fetches the root already does not know them.
-            if !origins.is_empty() && index.root(&root).is_some_and(|root| root.active) {
-                self.spawn_dial(root, origins);
-            }
-        }
-        index.get(&owner, &id).ok_or(PinsError::NotFound)
+        let keeps = replaced.filter(|_| outcome == PinOutcome::Pending).and_then(|former| match former.outcome {
+            PinOutcome::Pinned | PinOutcome::Withheld(_) => Some(former.root),
+            PinOutcome::Pending => former.keeps,
+            PinOutcome::Failed(_) => None,
+        });
+        let entry = self.entry(index, owner, Arc::clone(wanted), outcome, keeps)?;
+        let mut changes = vec![PinChange::Request(entry.clone())];
+        // A removal in progress is completed first.
+        changes.extend((!is_removing).then_some(PinChange::RemoveOrphan(wanted.root)));
+        changes.extend(replaced.map(|former| PinChange::RemoveRequest(Arc::clone(&former.id))));
+        Ok((entry, changes))
     }
 
     pub(super) fn entry(
         &self,
         index: &Index,
         owner: &Owner,
-        wanted: PinParameters,
+        wanted: Arc<PinParameters>,
         outcome: PinOutcome,
         keeps: Option<Cid>,
     ) -> Result<StoredRequest, StoreError> {
         Ok(StoredRequest {
             id: new_id()?,
             owner: Arc::clone(&owner.id),
-            wanted: Arc::new(wanted),
+            wanted,
             created_ms: index.next_created_ms(now_ms()),
             outcome,
             bytes_max: owner.bytes_max,
@@ -192,7 +181,7 @@ impl Pins {
             let summary = summary.ok_or(PinsError::NotPinned { root })?;
             // So that its bytes count, and it is not fetched.
             pins.index_mut().set_progress(&root, progress(&summary), true);
-            let added = pins.add_now(&owner, wanted, None).await;
+            let added = pins.add_now(&owner, wanted, None, true).await;
             // Other requests for the root may be pending.
             let settled = pins.settle_complete(&root).await;
             if added.is_ok() {
@@ -256,11 +245,14 @@ impl Pins {
     pub async fn let_go(self: &Arc<Self>, root: Cid) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         self.spawn_change(async move {
-            if pins.index_mut().request_removal(&root) {
-                pins.write(Vec::new(), &[root]).await?;
-                pins.drop_pins(vec![root]);
+            if !pins.index_mut().request_removal(&root) {
+                return Ok(());
             }
-            Ok(())
+            let decide = |index: &Index| {
+                let is_removable = !index.is_needed(&root) && !index.is_removing(&root);
+                Ok((pins.removal_of(root).into_iter().filter(|_| is_removable).collect(), ()))
+            };
+            pins.commit(decide).await
         })
         .await
     }
@@ -274,6 +266,13 @@ impl Pins {
             drop(permit);
         });
     }
+}
+
+/// Applies a new request. Also returns whether its DAG is being fetched already.
+fn apply(index: &mut Index, changes: &[PinChange], entry: StoredRequest) -> (Option<PinRequest>, bool) {
+    index.apply(changes);
+    let is_fetched = entry.is_pending() && index.root(&entry.root).is_some_and(|root| root.active);
+    (index.get(&entry.owner, &entry.id), is_fetched)
 }
 
 /// A random ID of 128 bits.

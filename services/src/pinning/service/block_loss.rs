@@ -5,7 +5,7 @@
 //! the rest of it would be evicted.
 
 use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest};
-use crate::pinning::record::{self, Work};
+use crate::pinning::record::{PinChange, Work};
 use crate::pinning::service::{Pins, PinsError, progress};
 use cache::pins::PinChanges;
 use cache::{MissingBlocks, PinState, PinSummary};
@@ -148,26 +148,25 @@ impl Pins {
 
     /// A complete pin has lost blocks: its requests become pending.
     async fn lose(&self, root: &Cid, pin: &PinSummary, affected: fn(&PinOutcome) -> bool) -> Result<(), PinsError> {
-        let affected = {
-            let index = self.index();
+        let decide = |index: &Index| {
             let ids = index.requests_for(root, |entry| affected(&entry.outcome));
-            ids.iter().filter_map(|id| index.entry(id).cloned()).collect::<Vec<StoredRequest>>()
+            let entries = ids.iter().filter_map(|id| index.entry(id).cloned());
+            let pending = |entry| PinChange::Request(StoredRequest { outcome: PinOutcome::Pending, ..entry });
+            let mut changes: Vec<_> = entries.map(pending).collect();
+            let is_affected = !changes.is_empty();
+            changes.extend(is_affected.then(|| PinChange::Work(*root, restarted_work(index))));
+            Ok((changes, is_affected))
         };
-        if affected.is_empty() {
+        let apply = |index: &mut Index, changes: &[PinChange], is_affected: bool| {
+            if is_affected {
+                index.set_progress(root, progress(pin), false);
+                index.expect_loss(root);
+                index.apply(changes);
+            }
+            is_affected
+        };
+        if !self.commit_with(decide, apply).await? {
             return Ok(());
-        }
-        let work = restarted_work(&self.index());
-        let mut changes = vec![record::put_work(root, &work)?];
-        for entry in &affected {
-            changes.push(record::put(&StoredRequest { outcome: PinOutcome::Pending, ..entry.clone() })?);
-        }
-        self.register.write(changes).await?;
-        {
-            let mut index = self.index_mut();
-            index.set_progress(root, progress(pin), false);
-            index.expect_loss(root);
-            affected.iter().for_each(|entry| _ = index.settle(&entry.id, PinOutcome::Pending));
-            index.set_work(root, work);
         }
         self.unmeasured.note(*root);
         self.changed();
@@ -193,9 +192,7 @@ impl Pins {
 
     /// Settles the requests for a pin whose missing blocks are withheld, until the rules change.
     pub(in crate::pinning) async fn withhold(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
-        let reason: Arc<str> = reason.into();
-        let pending = self.index().requests_for(root, StoredRequest::is_pending);
-        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Withheld(Arc::clone(&reason)))).collect()).await?;
+        self.settle_pending(root, &PinOutcome::Withheld(reason.into())).await?;
         self.delete_work(root).await
     }
 }

@@ -1,12 +1,12 @@
 //! The start of the service: reading the pin metadata store, and reconciling it with the block store.
 
 use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest, millis};
-use crate::pinning::record::{self, Work};
+use crate::pinning::record::{self, PinChange, Records, Work};
 use crate::pinning::request::{Owner, PinParameters};
 use crate::pinning::service::{Pins, PinsError, progress};
 use crate::pinning::workers::wait_max;
-use cache::metadata_store::Change;
-use cache::{MetadataStore, PinState, PinSummary, Salvage, StoreError};
+use cache::metadata_store::{Appended, Change, LogPosition};
+use cache::{MetadataLog, PinState, PinSummary, Salvage, StoreError};
 use content::Cid;
 use futures::future::join_all;
 use std::collections::{HashMap, HashSet};
@@ -21,45 +21,8 @@ impl Pins {
     }
 
     async fn load_now(&self) -> Result<(), StoreError> {
-        let register = self.register.clone();
-        let reading = tokio::task::spawn_blocking(move || record::load(&register));
-        let found = reading.await.map_err(|_| StoreError::Closed)??;
-        let stored = self.store.pins().await?;
-        let mut stored: HashMap<Cid, PinSummary> = stored.into_iter().map(|pin| (pin.root, pin)).collect();
-        let damage = Damage::of(&self.register, found.unreadable.len());
-        if damage.is_none() {
-            self.drop_orphans(&found.orphans, &mut stored, &found.entries).await?;
-        }
-        let (mut entries, mut changes, mut lost) = reconcile(found.entries, &stored);
-        if damage.is_some() {
-            // The record of a later request for the root may be lost. The operator removes what is not needed.
-            changes.extend(found.orphans.iter().map(|(root, _)| record::delete_orphan(root)));
-        }
-        changes.extend(record::move_unreadable(&found.unreadable));
-        let adopted = self.adopt_pins(&mut entries, &stored, damage.is_some(), &mut changes)?;
-        lost.extend(adopted.iter().filter(|root| stored.get(root).is_some_and(|pin| pin.state == PinState::Partial)));
-        self.save(changes).await?;
-        if let Some(damage) = damage {
-            damage.log(&adopted);
-            self.metrics.show_damage(self.register.is_read_only());
-            *self.damage.lock().unwrap_or_else(PoisonError::into_inner) = Some(damage.report(adopted));
-        }
-        {
-            let mut index = self.index_mut();
-            entries.into_iter().for_each(|entry| index.insert(entry));
-            for (root, pin) in &stored {
-                index.set_progress(root, progress(pin), pin.state == PinState::Complete);
-            }
-            let wait_max = wait_max(&self.options);
-            for (root, work) in found.works {
-                let work = index.clock.adopt(work, wait_max);
-                index.set_work(&root, work);
-            }
-            for root in lost {
-                let work = index.root(&root).map(|root| root.work.clone()).unwrap_or_default();
-                index.set_work(&root, Work { lost: true, ..work });
-            }
-        }
+        // Others may append meanwhile.
+        while !self.try_load().await? {}
         // Pins that were completed before the process was killed, but not recorded.
         let complete: Vec<Cid> = {
             let index = self.index();
@@ -69,7 +32,7 @@ impl Pins {
         for root in complete {
             match self.settle_complete(&root).await {
                 // Its worker records it once there is space.
-                Err(PinsError::Store(error)) => pass_if_full(Err(error))?,
+                Err(PinsError::Store(error)) => pass_if_full(Err(error), ())?,
                 Err(error) => return Err(StoreError::Io(error.to_string().into())),
                 Ok(()) => {}
             }
@@ -78,31 +41,76 @@ impl Pins {
         Ok(())
     }
 
+    /// Reads the records, reconciles them with the block store, and writes what has changed. Returns false if others
+    /// have appended meanwhile.
+    async fn try_load(&self) -> Result<bool, StoreError> {
+        let found = self.read_records().await?;
+        let stored = self.store.pins().await?;
+        let mut stored: HashMap<Cid, PinSummary> = stored.into_iter().map(|pin| (pin.root, pin)).collect();
+        let damage = Damage::of(&*self.log, found.unreadable.len());
+        let mut changes = match &damage {
+            None => self.drop_orphans(&found, &mut stored).await?,
+            // The record of a later request for the root may be lost. The operator removes what is not needed.
+            Some(_) => found.orphans.iter().map(|(root, _)| PinChange::RemoveOrphan(*root)).collect(),
+        };
+        let Records { position, format, entries, works, unreadable, .. } = found;
+        let (mut entries, removed, mut lost) = reconcile(entries, &stored);
+        changes.extend(removed);
+        let adopted = self.adopt_pins(&mut entries, &stored, damage.is_some(), &mut changes)?;
+        lost.extend(adopted.iter().filter(|root| stored.get(root).is_some_and(|pin| pin.state == PinState::Partial)));
+        let mut records: Vec<Change> = changes.iter().map(PinChange::encode).collect::<Result<_, _>>()?;
+        records.extend(record::move_unreadable(&unreadable));
+        if format.is_none() {
+            records.push(record::put_format()?);
+        }
+        let Some(position) = self.save(position, records).await? else { return Ok(false) };
+        if let Some(damage) = damage {
+            damage.log(&adopted);
+            self.metrics.show_damage(self.log.is_read_only());
+            *self.damage.lock().unwrap_or_else(PoisonError::into_inner) = Some(damage.report(adopted));
+        }
+        let mut index = self.index_mut();
+        index.position = position;
+        entries.into_iter().for_each(|entry| index.insert(entry));
+        for (root, pin) in &stored {
+            index.set_progress(root, progress(pin), pin.state == PinState::Complete);
+        }
+        let wait_max = wait_max(&self.options);
+        for (root, work) in works {
+            let work = index.clock.adopt(work, wait_max);
+            index.set_work(&root, work);
+        }
+        for root in lost {
+            let work = index.root(&root).map(|root| root.work.clone()).unwrap_or_default();
+            index.set_work(&root, Work { lost: true, ..work });
+        }
+        Ok(true)
+    }
+
     /// Completes removals of pins that a killed process had begun.
     async fn drop_orphans(
         &self,
-        orphans: &[(Cid, record::Orphan)],
+        found: &Records,
         stored: &mut HashMap<Cid, PinSummary>,
-        entries: &[StoredRequest],
-    ) -> Result<(), StoreError> {
-        let needed = needed(entries);
+    ) -> Result<Vec<PinChange>, StoreError> {
+        let needed = needed(&found.entries);
         let mut changes = Vec::new();
-        for (root, orphan) in orphans {
+        for (root, orphan) in &found.orphans {
             let is_that = |pin: &PinSummary| millis(pin.created) <= orphan.at_ms;
             if !needed.contains(root) && stored.get(root).is_some_and(is_that) {
                 stored.remove(root);
                 match self.store.remove_pin(root).await {
                     // The next start removes it.
                     Err(error) if error.is_full() => {
-                        pass_if_full(Err(error))?;
+                        pass_if_full(Err(error), ())?;
                         continue;
                     }
                     removed => removed?,
                 };
             }
-            changes.push(record::delete_orphan(root));
+            changes.push(PinChange::RemoveOrphan(*root));
         }
-        self.save(changes).await
+        Ok(changes)
     }
 
     /// Creates requests for pins of the store that have none, and returns their roots. A partial pin that a failed
@@ -113,7 +121,7 @@ impl Pins {
         entries: &mut Vec<StoredRequest>,
         stored: &HashMap<Cid, PinSummary>,
         partial_too: bool,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<PinChange>,
     ) -> Result<Vec<Cid>, StoreError> {
         let needed = needed(entries);
         let named: HashSet<Cid> = entries.iter().map(|entry| entry.root).collect();
@@ -132,29 +140,34 @@ impl Pins {
             }
             let wanted = PinParameters { name: pin.name.clone(), ..PinParameters::new(pin.root) };
             let outcome = if pin.state == PinState::Complete { PinOutcome::Pinned } else { PinOutcome::Pending };
-            let entry = self.entry(&Index::default(), &operator, wanted, outcome, None)?;
+            let entry = self.entry(&Index::default(), &operator, Arc::new(wanted), outcome, None)?;
             let entry = StoredRequest { created_ms, taken_in: true, ..entry };
-            changes.push(record::put(&entry)?);
+            changes.push(PinChange::Request(entry.clone()));
             entries.push(entry);
         }
         Ok(adopted.into_iter().map(|pin| pin.root).collect())
     }
 
-    /// Writes the decisions of the start. A read-only pin metadata store is served as it was read.
-    async fn save(&self, changes: Vec<Change>) -> Result<(), StoreError> {
-        if changes.is_empty() || self.register.is_read_only() {
-            return Ok(());
+    /// Writes the decisions of the start. A read-only pin metadata store is served as it was read. `None` if others have
+    /// appended meanwhile.
+    async fn save(&self, after: LogPosition, changes: Vec<Change>) -> Result<Option<LogPosition>, StoreError> {
+        if changes.is_empty() || self.log.is_read_only() {
+            return Ok(Some(after));
         }
-        pass_if_full(self.register.write(changes).await)
+        match self.log.append(after, changes).await {
+            Ok(Appended::At(position)) => Ok(Some(position)),
+            Ok(Appended::Behind(_) | Appended::Truncated) => Ok(None),
+            Err(error) => pass_if_full(Err(error), Some(after)),
+        }
     }
 }
 
 /// Ignores a full disk, which must not prevent the start: the next start decides again.
-fn pass_if_full(written: Result<(), StoreError>) -> Result<(), StoreError> {
+fn pass_if_full<T>(written: Result<T, StoreError>, unwritten: T) -> Result<T, StoreError> {
     match written {
         Err(error) if error.is_full() => {
             tracing::warn!(%error, "the disk is full: changes of the start to the pin metadata store are not written");
-            Ok(())
+            Ok(unwritten)
         }
         written => written,
     }
@@ -182,8 +195,8 @@ pub struct DamageReport {
 }
 
 impl Damage {
-    fn of(register: &MetadataStore, unreadable: usize) -> Option<Self> {
-        let salvage = register.salvage().cloned();
+    fn of(log: &dyn MetadataLog, unreadable: usize) -> Option<Self> {
+        let salvage = log.salvage().cloned();
         (salvage.is_some() || unreadable > 0).then_some(Self { salvage, unreadable })
     }
 
@@ -219,13 +232,13 @@ fn needed(entries: &[StoredRequest]) -> HashSet<Cid> {
 fn reconcile(
     entries: Vec<StoredRequest>,
     stored: &HashMap<Cid, PinSummary>,
-) -> (Vec<StoredRequest>, Vec<Change>, HashSet<Cid>) {
+) -> (Vec<StoredRequest>, Vec<PinChange>, HashSet<Cid>) {
     let (mut changes, mut lost) = (Vec::new(), HashSet::new());
     let mut kept = Vec::with_capacity(entries.len());
     for entry in entries {
         let state = stored.get(&entry.root).map(|pin| pin.state);
         match entry.outcome {
-            PinOutcome::Pinned if state.is_none() && entry.taken_in => changes.push(record::delete(&entry.id)),
+            PinOutcome::Pinned if state.is_none() && entry.taken_in => changes.push(PinChange::RemoveRequest(entry.id)),
             PinOutcome::Pinned if state != Some(PinState::Complete) => {
                 lost.insert(entry.root);
                 kept.push(StoredRequest { outcome: PinOutcome::Pending, ..entry });

@@ -2,6 +2,7 @@
 //!
 //! | module | concern |
 //! |---|---|
+//! | `commit` | decisions become changes of the log and of the index; changes of other services |
 //! | `adding` | creation of requests |
 //! | `settling` | outcomes of requests |
 //! | `removal` | unpinning: who may remove which request, and the removal of pins that are no longer needed |
@@ -10,10 +11,10 @@
 //! | `block_loss` | pins that lose blocks |
 //! | `origins` | origins that connect |
 //!
-//! Changes are serialised: each is decided on the index, written, and only then applied to the index, so that nothing
-//! is visible that a power failure may undo. A change completes even if its caller is cancelled. Removing the store's
-//! pins and announcing roots are follow-ups, during which the next change may begin: removing a pin of a million blocks
-//! delays no request of another owner. Requests for a root whose pin is being removed wait in the queue.
+//! Changes are serialised: each is decided on the index, appended to the log, and only then applied to the index, so
+//! that nothing is visible that a power failure may undo. A change completes even if its caller is cancelled. Removing
+//! the store's pins and announcing roots are follow-ups, during which the next change may begin: removing a pin of a
+//! million blocks delays no request of another owner. Requests for a root whose pin is being removed wait in the queue.
 //!
 //! The store's pin of a root is removed when it is no longer needed. That it is to be removed is written with the
 //! change that decides it, and cleared after the removal, so that a process that is killed in between leaves no pin
@@ -23,19 +24,21 @@ pub use self::loading::DamageReport;
 
 mod adding;
 mod block_loss;
+mod commit;
 mod loading;
 mod origins;
 mod removal;
 mod retry;
 mod settling;
 
+use crate::pinning::coordination::{Claims, Coordination};
 use crate::pinning::filter::{Filter, Page, PreparedFilter};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::PinNetwork;
 use crate::pinning::request::{Owner, PinRequest, Progress, Status};
 use cache::pins::PinChanges;
-use cache::{BlockStore, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
+use cache::{BlockStore, MetadataLog, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use futures::future::join_all;
 use libp2p::Multiaddr;
@@ -130,6 +133,8 @@ pub(in crate::pinning) enum FollowUp {
     Remove(Cid),
     /// Announces a pinned root.
     Announce(Cid),
+    /// Removes the store's pin of a root that nothing needs, after the log says so.
+    LetGo(Cid),
 }
 
 /// Protects the store's pin of a root from removal until it is dropped.
@@ -166,10 +171,17 @@ pub struct Pins {
     pub(in crate::pinning) workers: Mutex<HashMap<Cid, CancellationToken>>,
     /// The permits of dials for requests that are added while their root is being fetched.
     dials: Arc<Semaphore>,
-    register: MetadataStore,
+    log: Arc<dyn MetadataLog>,
+    pub(in crate::pinning) claims: Arc<dyn Claims>,
+    /// Other services append to the log.
+    is_shared: bool,
+    /// The service's name in the log: the peer ID of its node.
+    name: String,
     index: RwLock<Index>,
     /// Serialises changes.
     changes: tokio::sync::Mutex<()>,
+    /// Roots whose pins were removed from the store, which the next entry of the log says.
+    removed: Mutex<Vec<Cid>>,
     /// The follow-ups of the change in progress.
     follow_ups: Mutex<Vec<FollowUp>>,
     /// The follow-ups that run.
@@ -185,18 +197,18 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Starts the service with the pin metadata store and the block store, and resumes pending requests.
+    /// Starts the service with the pin metadata and the block store, and resumes pending requests.
     ///
     /// # Errors
     /// The error of the disk, or that the pin metadata store cannot be read.
     pub async fn start(
         options: PinOptions,
-        register: MetadataStore,
+        coordination: Coordination,
         store: Arc<dyn BlockStore>,
         reach: PinNetwork,
         metrics: PinMetrics,
     ) -> Result<Arc<Self>, StoreError> {
-        let pins = Arc::new(Self::new(options, register, store, reach, metrics));
+        let pins = Arc::new(Self::new(options, coordination, store, reach, metrics));
         pins.load().await?;
         pins.incomplete().into_iter().for_each(|root| pins.unmeasured.note(root));
         let measuring = block_loss::measure_waiting(Arc::downgrade(&pins), Arc::clone(&pins.unmeasured));
@@ -212,6 +224,9 @@ impl Pins {
             let _ended = ended;
             watching.await;
         });
+        if let Some(latest) = pins.log.watch() {
+            tokio::spawn(commit::follow(Arc::downgrade(&pins), pins.stopping.clone(), latest));
+        }
         if let Some(bridge) = &pins.reach.bridge {
             let connections = bridge.inbound_connections();
             tokio::spawn(origins::watch(Arc::downgrade(&pins), pins.stopping.clone(), connections));
@@ -223,8 +238,8 @@ impl Pins {
     ///
     /// # Errors
     /// As [`Pins::start`].
-    pub async fn alone(register: MetadataStore, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
-        let pins = Self::without_workers(register, store);
+    pub async fn alone(coordination: Coordination, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
+        let pins = Self::without_workers(coordination, store);
         pins.load().await?;
         for root in pins.incomplete() {
             pins.measure_inactive(&root).await;
@@ -235,39 +250,44 @@ impl Pins {
 
     /// An empty service in memory that does not fetch, for tests.
     pub fn idle(store: &Arc<dyn BlockStore>) -> Arc<Self> {
-        Self::without_workers(MetadataStore::memory(), store)
+        Self::without_workers(Coordination::single(MetadataStore::memory()), store)
     }
 
-    fn without_workers(register: MetadataStore, store: &Arc<dyn BlockStore>) -> Arc<Self> {
+    fn without_workers(coordination: Coordination, store: &Arc<dyn BlockStore>) -> Arc<Self> {
         let policy: Arc<dyn Policy> = Arc::new(AllowAll);
         let tiers = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(store), Arc::clone(&policy), tiers);
         let reach = PinNetwork::local_only(&tiers, policy);
         let (options, metrics) = (PinOptions::default(), PinMetrics::default());
-        Arc::new(Self::new(options, register, Arc::clone(store), reach, metrics))
+        Arc::new(Self::new(options, coordination, Arc::clone(store), reach, metrics))
     }
 
     fn new(
         options: PinOptions,
-        register: MetadataStore,
+        coordination: Coordination,
         store: Arc<dyn BlockStore>,
         reach: PinNetwork,
         metrics: PinMetrics,
     ) -> Self {
+        let Coordination { log, claims } = coordination;
         let mut index = Index::default();
         index.retry_first_ms = u64::try_from(options.retry_first.as_millis()).unwrap_or(u64::MAX);
         Self {
             options,
             store,
+            name: reach.peer_id.to_string(),
             reach,
             metrics,
             wake: Notify::new(),
             stopping: CancellationToken::new(),
             workers: Mutex::default(),
             dials: Arc::new(Semaphore::new(DIALS_MAX)),
-            register,
+            is_shared: log.watch().is_some(),
+            log,
+            claims,
             index: RwLock::new(index),
             changes: tokio::sync::Mutex::default(),
+            removed: Mutex::default(),
             follow_ups: Mutex::default(),
             follow_up_tasks: TaskTracker::new(),
             unmeasured: Arc::default(),
@@ -356,7 +376,7 @@ impl Pins {
 
     /// Whether the pin metadata is damaged and can only be read, so that pins cannot be changed.
     pub fn is_read_only(&self) -> bool {
-        self.register.is_read_only()
+        self.log.is_read_only()
     }
 
     /// What an owner uses of its quota.

@@ -3,11 +3,11 @@
 //! An owner removes its own requests, the operator those of all owners. That a client has the scope for it, `admin` has
 //! checked.
 
-use crate::pinning::index::{PinOutcome, StoredRequest};
-use crate::pinning::record;
+use crate::pinning::index::{Index, PinOutcome, StoredRequest};
+use crate::pinning::record::PinChange;
 use crate::pinning::service::{FollowUp, Pins, PinsError};
-use cache::StoreError;
 use content::Cid;
+use futures::future::{BoxFuture, FutureExt as _};
 use std::sync::Arc;
 
 impl Pins {
@@ -16,12 +16,7 @@ impl Pins {
     /// # Errors
     /// [`PinsError::NotFound`] or [`PinsError::Store`].
     pub async fn remove(self: &Arc<Self>, owner: &str, id: &str) -> Result<(), PinsError> {
-        let (pins, owner, id) = (Arc::clone(self), owner.to_owned(), id.to_owned());
-        self.spawn_change(async move {
-            let entry = pins.index().entry(&id).filter(|entry| *entry.owner == owner).cloned();
-            pins.remove_now(vec![entry.ok_or(PinsError::NotFound)?]).await
-        })
-        .await
+        self.remove_of(Some(owner), id).await
     }
 
     /// Removes a request of any owner. The caller checks that the token has the scope `operate`.
@@ -29,8 +24,22 @@ impl Pins {
     /// # Errors
     /// As [`Pins::remove`].
     pub async fn remove_any(self: &Arc<Self>, id: &str) -> Result<(), PinsError> {
-        let owner = self.index().entry(id).map(|entry| Arc::clone(&entry.owner)).ok_or(PinsError::NotFound)?;
-        self.remove(&owner, id).await
+        self.remove_of(None, id).await
+    }
+
+    async fn remove_of(self: &Arc<Self>, owner: Option<&str>, id: &str) -> Result<(), PinsError> {
+        let (pins, owner, id) = (Arc::clone(self), owner.map(str::to_owned), id.to_owned());
+        self.spawn_change(async move {
+            let is_owned = |entry: &&StoredRequest| owner.as_deref().is_none_or(|owner| *entry.owner == *owner);
+            let decide = |index: &Index| match index.entry(&id).filter(is_owned) {
+                Some(entry) => Ok((vec![PinChange::RemoveRequest(Arc::clone(&entry.id))], ())),
+                None => Err(PinsError::NotFound),
+            };
+            pins.commit(decide).await?;
+            pins.changed();
+            Ok(())
+        })
+        .await
     }
 
     /// Removes all requests of an owner for a root. Returns their number.
@@ -40,29 +49,16 @@ impl Pins {
     pub async fn remove_root(self: &Arc<Self>, owner: &str, root: &Cid) -> Result<usize, PinsError> {
         let (pins, owner, root) = (Arc::clone(self), owner.to_owned(), *root);
         self.spawn_change(async move {
-            let entries: Vec<StoredRequest> = {
-                let index = pins.index();
+            let decide = |index: &Index| {
                 let ids = index.requests_for(&root, |entry| *entry.owner == owner);
-                ids.iter().filter_map(|id| index.entry(id).cloned()).collect()
+                let count = ids.len();
+                Ok((ids.into_iter().map(PinChange::RemoveRequest).collect(), count))
             };
-            let count = entries.len();
-            pins.remove_now(entries).await?;
+            let count = pins.commit(decide).await?;
+            pins.changed();
             Ok(count)
         })
         .await
-    }
-
-    async fn remove_now(&self, entries: Vec<StoredRequest>) -> Result<(), PinsError> {
-        let released = self.index().released_by(entries.iter().map(|entry| (entry, None)));
-        let changes = entries.iter().map(|entry| record::delete(&entry.id)).collect();
-        self.write(changes, &released).await?;
-        {
-            let mut index = self.index_mut();
-            entries.iter().for_each(|entry| _ = index.remove(&entry.id));
-        }
-        self.drop_pins(released);
-        self.changed();
-        Ok(())
     }
 
     /// Fails all requests of all owners for a root, and removes the store's pin: for content that was taken down.
@@ -73,10 +69,7 @@ impl Pins {
     pub async fn take_down(self: &Arc<Self>, root: &Cid, reason: &str) -> Result<usize, PinsError> {
         let (pins, root, reason) = (Arc::clone(self), *root, Arc::<str>::from(reason));
         self.spawn_change(async move {
-            let ids = pins.index().requests_for(&root, StoredRequest::is_live);
-            let count = ids.len();
-            pins.settle(ids.into_iter().map(|id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect()).await?;
-            Ok(count)
+            pins.settle(&root, |_, entry| entry.is_live().then(|| PinOutcome::Failed(Arc::clone(&reason)))).await
         })
         .await
     }
@@ -100,8 +93,13 @@ impl Pins {
         }
     }
 
-    /// Runs a follow-up, without the lock of changes.
-    pub(in crate::pinning) async fn follow_up(&self, follow_up: FollowUp) {
+    /// Runs a follow-up, without the lock of changes. A boxed future, because a follow-up may be a change with further
+    /// ones.
+    pub(in crate::pinning) fn follow_up(self: &Arc<Self>, follow_up: FollowUp) -> BoxFuture<'_, ()> {
+        self.run_follow_up(follow_up).boxed()
+    }
+
+    async fn run_follow_up(self: &Arc<Self>, follow_up: FollowUp) {
         match follow_up {
             FollowUp::Remove(root) => match self.remove_pin(&root).await {
                 Ok(zstd_file) => {
@@ -122,20 +120,29 @@ impl Pins {
                 // It may have been unpinned meanwhile.
                 self.withdraw_unneeded(&root).await;
             }
+            FollowUp::LetGo(root) => {
+                if let Err(error) = self.let_go(root).await {
+                    tracing::warn!(%root, %error, "removing a pin that is no longer needed failed");
+                }
+            }
         }
     }
 
     /// Removes the store's pin of a root, and returns the zstd file if it was that of a packed file.
-    async fn remove_pin(&self, root: &Cid) -> Result<Option<Cid>, StoreError> {
-        let mut removal = Removal { pins: self, root: Some(root) };
+    async fn remove_pin(self: &Arc<Self>, root: &Cid) -> Result<Option<Cid>, PinsError> {
+        let removal = Removal { pins: self, root };
         let zstd_file = self.store.zstd_file(root);
         self.store.remove_pin(root).await?;
-        self.register.write(vec![record::delete_orphan(root)]).await?;
-        if removal.end() {
-            // A further removal, decided meanwhile, has written that row again.
-            self.register.write(vec![record::delete_orphan(root)]).await?;
-        }
-        Ok(zstd_file)
+        self.removed().push(*root);
+        // The next entry says so: that of a change that waits already, or this one.
+        let saying = async {
+            let said = self.commit(|_| Ok((Vec::new(), ()))).await;
+            drop(removal);
+            // Another service may have pinned it again since.
+            self.reread(root).await;
+            said
+        };
+        self.change(saying).await.0.map(|()| zstd_file)
     }
 
     /// Withdraws the announcement of a root, unless it has been pinned again.
@@ -153,21 +160,12 @@ impl Pins {
 /// A removal of the store's pin of a root. However it ends, the root is available again.
 struct Removal<'a> {
     pins: &'a Pins,
-    root: Option<&'a Cid>,
-}
-
-impl Removal<'_> {
-    /// Ends the removal; returns whether it was requested once more meanwhile.
-    fn end(&mut self) -> bool {
-        let Some(root) = self.root.take() else { return false };
-        let again = self.pins.index_mut().end_removal(root);
-        self.pins.changed();
-        again
-    }
+    root: &'a Cid,
 }
 
 impl Drop for Removal<'_> {
     fn drop(&mut self) {
-        self.end();
+        self.pins.index_mut().end_removal(self.root);
+        self.pins.changed();
     }
 }

@@ -1,7 +1,7 @@
 //! Retries of requests at an operator's word, before their back-off has ended or after they have failed.
 
 use crate::pinning::index::{Index, PinOutcome, StoredRequest};
-use crate::pinning::record;
+use crate::pinning::record::PinChange;
 use crate::pinning::request::PinRequest;
 use crate::pinning::service::{Pins, PinsError};
 use std::sync::Arc;
@@ -21,42 +21,45 @@ impl Pins {
     async fn retry_now(&self, id: &str) -> Result<PinRequest, PinsError> {
         let root = self.index().entry(id).map(|entry| entry.root).ok_or(PinsError::NotFound)?;
         self.refresh(&root).await?;
-        let entry = self.index().entry(id).cloned().ok_or(PinsError::NotFound)?;
-        match &entry.outcome {
-            PinOutcome::Pending => {}
-            PinOutcome::Failed(_) => self.revive(&entry).await?,
-            PinOutcome::Pinned => return Err(PinsError::Invalid("the pin is complete".to_owned())),
-            PinOutcome::Withheld(reason) => {
-                return Err(PinsError::Invalid(format!("the missing blocks are not fetched: {reason}")));
-            }
-        }
-        let shown = {
-            let mut index = self.index_mut();
+        let apply = |index: &mut Index, changes: &[PinChange], owner: Arc<str>| {
+            index.apply(changes);
             let now_ms = index.clock.now_ms();
             if index.root(&root).is_some_and(|root| !root.active) && index.is_pending(&root) {
                 index.schedule_now(&root, now_ms);
             }
-            index.get(&entry.owner, id)
+            index.get(&owner, id)
         };
+        let shown = self.commit_with(|index| decide(index, id), apply).await?;
         self.changed();
         shown.ok_or(PinsError::NotFound)
     }
+}
 
-    /// Makes a failed request a pending one, or a pinned one if its DAG is stored completely.
-    async fn revive(&self, failed: &StoredRequest) -> Result<(), PinsError> {
-        let outcome = {
-            let index = self.index();
-            check_quota(&index, failed)?;
-            match index.root(&failed.root) {
-                Some(root) if root.complete => PinOutcome::Pinned,
-                _ => index.withheld(&failed.root).map_or(PinOutcome::Pending, PinOutcome::Withheld),
-            }
-        };
-        let revived = StoredRequest { outcome: outcome.clone(), ..failed.clone() };
-        self.write(vec![record::put(&revived)?, record::delete_orphan(&failed.root)], &[]).await?;
-        self.index_mut().settle(&failed.id, outcome);
-        Ok(())
-    }
+/// Decides what becomes of a request that is to be retried. Returns its owner.
+fn decide(index: &Index, id: &str) -> Result<(Vec<PinChange>, Arc<str>), PinsError> {
+    let entry = index.entry(id).ok_or(PinsError::NotFound)?;
+    let changes = match &entry.outcome {
+        PinOutcome::Pending => Vec::new(),
+        PinOutcome::Failed(_) => revive(index, entry)?,
+        PinOutcome::Pinned => return Err(PinsError::Invalid("the pin is complete".to_owned())),
+        PinOutcome::Withheld(reason) => {
+            return Err(PinsError::Invalid(format!("the missing blocks are not fetched: {reason}")));
+        }
+    };
+    Ok((changes, Arc::clone(&entry.owner)))
+}
+
+/// Makes a failed request a pending one, or a pinned one if its DAG is stored completely.
+fn revive(index: &Index, failed: &StoredRequest) -> Result<Vec<PinChange>, PinsError> {
+    check_quota(index, failed)?;
+    let is_removing = index.is_removing(&failed.root);
+    let outcome = match index.root(&failed.root) {
+        Some(root) if root.complete && !is_removing => PinOutcome::Pinned,
+        _ => index.withheld(&failed.root).map_or(PinOutcome::Pending, PinOutcome::Withheld),
+    };
+    let mut changes = vec![PinChange::Request(StoredRequest { outcome, ..failed.clone() })];
+    changes.extend((!is_removing).then_some(PinChange::RemoveOrphan(failed.root)));
+    Ok(changes)
 }
 
 /// A failed request counts no bytes. What is stored of its DAG for others counts again.

@@ -1,89 +1,71 @@
 //! Outcomes of requests: pinned, failed, withheld; and the records of attempts.
 
-use crate::pinning::index::{PinOutcome, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, StoredRequest};
 use crate::pinning::metrics::OVER_QUOTA;
-use crate::pinning::record::{self, Work};
-use crate::pinning::service::{Pins, PinsError, now_ms};
-use cache::metadata_store::Change;
+use crate::pinning::record::{PinChange, Work};
+use crate::pinning::service::{Pins, PinsError};
 use content::Cid;
 use std::sync::Arc;
 
 impl Pins {
-    /// Sets the outcomes of requests. The caller holds the lock of changes.
-    pub(in crate::pinning) async fn settle(&self, outcomes: Vec<(Arc<str>, PinOutcome)>) -> Result<(), PinsError> {
-        let (changed, released) = {
-            let index = self.index();
-            let settled = |(id, outcome): &(Arc<str>, PinOutcome)| {
-                let former = index.entry(id)?;
-                Some((former.clone(), StoredRequest { outcome: outcome.clone(), keeps: None, ..former.clone() }))
-            };
-            let changed: Vec<(StoredRequest, StoredRequest)> = outcomes.iter().filter_map(settled).collect();
-            let released = index.released_by(changed.iter().map(|(former, entry)| (former, Some(entry))));
-            (changed, released)
+    /// Settles the requests for a root to which `outcome` gives one. Returns their number. The caller holds the lock of
+    /// changes.
+    pub(in crate::pinning) async fn settle(
+        &self,
+        root: &Cid,
+        outcome: impl Fn(&Index, &StoredRequest) -> Option<PinOutcome>,
+    ) -> Result<usize, PinsError> {
+        let settled = |index: &Index, id: Arc<str>| {
+            let former = index.entry(&id)?;
+            let outcome = outcome(index, former)?;
+            Some(PinChange::Request(StoredRequest { outcome, keeps: None, ..former.clone() }))
         };
-        if changed.is_empty() {
-            return Ok(());
+        let decide = |index: &Index| {
+            let ids = index.requests_for(root, |_| true);
+            let changes: Vec<_> = ids.into_iter().filter_map(|id| settled(index, id)).collect();
+            let count = changes.len();
+            Ok((changes, count))
+        };
+        let count = self.commit(decide).await?;
+        if count > 0 {
+            self.changed();
         }
-        let changes = changed.iter().map(|(_, entry)| record::put(entry)).collect::<Result<_, _>>()?;
-        self.write(changes, &released).await?;
-        {
-            let mut index = self.index_mut();
-            outcomes.into_iter().for_each(|(id, outcome)| _ = index.settle(&id, outcome));
-        }
-        self.drop_pins(released);
-        self.changed();
-        Ok(())
+        Ok(count)
+    }
+
+    /// Settles the pending requests for a root.
+    pub(in crate::pinning) async fn settle_pending(&self, root: &Cid, outcome: &PinOutcome) -> Result<(), PinsError> {
+        self.settle(root, |_, entry| entry.is_pending().then(|| outcome.clone())).await.map(|_| ())
     }
 
     /// Settles the pending requests for a complete root: as failed if the owner exceeds its quota, else as pinned.
     pub(in crate::pinning) async fn settle_complete(&self, root: &Cid) -> Result<(), PinsError> {
         self.settle_exceeding(root).await?;
-        let pending = self.index().requests_for(root, |entry| entry.outcome == PinOutcome::Pending);
-        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Pinned)).collect()).await
+        self.settle_pending(root, &PinOutcome::Pinned).await
     }
 
     /// Fails the pending requests for a root whose owners exceed their byte quota.
     pub(in crate::pinning) async fn settle_exceeding(&self, root: &Cid) -> Result<(), PinsError> {
-        let outcomes: Vec<_> = {
-            let index = self.index();
+        let outcome = |index: &Index, entry: &StoredRequest| {
             // Pins that were complete were acknowledged, and do not fail.
-            let lost = index.root(root).is_some_and(|root| root.work.lost);
-            let exceeded = if lost { Vec::new() } else { index.exceeded(root) };
-            let fail = |(owner, most): (Arc<str>, u64)| {
-                let reason = format!("the DAG exceeds the rest of the token's quota of {most} bytes");
-                let reason: Arc<str> = reason.into();
-                let pending = |entry: &StoredRequest| entry.owner == owner && entry.outcome == PinOutcome::Pending;
-                let ids = index.requests_for(root, pending);
-                ids.into_iter().map(move |id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect::<Vec<_>>()
-            };
-            exceeded.into_iter().flat_map(fail).collect()
+            let is_lost = index.root(root).is_some_and(|root| root.work.lost);
+            let most = index.exceeds(&entry.owner).filter(|_| entry.is_pending() && !is_lost)?;
+            let reason = format!("the DAG exceeds the rest of the token's quota of {most} bytes");
+            Some(PinOutcome::Failed(reason.into()))
         };
-        if !outcomes.is_empty() {
+        if self.settle(root, outcome).await? > 0 {
             self.metrics.failed(OVER_QUOTA);
         }
-        self.settle(outcomes).await
+        Ok(())
     }
 
     /// Writes the work of a root.
     pub(in crate::pinning) async fn write_work(&self, root: &Cid, work: Work) -> Result<(), PinsError> {
-        self.register.write(vec![record::put_work(root, &work)?]).await?;
-        self.index_mut().set_work(root, work);
-        Ok(())
+        self.commit(|_| Ok((vec![PinChange::Work(*root, work.clone())], ()))).await
     }
 
     /// Deletes the work of a settled root.
     pub(in crate::pinning) async fn delete_work(&self, root: &Cid) -> Result<(), PinsError> {
-        self.index_mut().set_work(root, Work::default());
-        Ok(self.register.write(vec![record::delete_work(root)]).await?)
-    }
-
-    /// Writes changes, and that the pins of the released roots are to be removed.
-    pub(super) async fn write(&self, mut changes: Vec<Change>, released: &[Cid]) -> Result<(), PinsError> {
-        let at_ms = now_ms();
-        for root in released {
-            changes.push(record::put_orphan(root, at_ms)?);
-            changes.push(record::delete_work(root));
-        }
-        Ok(self.register.write(changes).await?)
+        self.commit(|_| Ok((vec![PinChange::RemoveWork(*root)], ()))).await
     }
 }

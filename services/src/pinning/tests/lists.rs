@@ -1,5 +1,6 @@
 //! Filters, pages and times; the duration of listing 10,000 requests.
 
+use crate::pinning::record::PinChange;
 use crate::pinning::tests::*;
 use crate::pinning::{Filter, Meta, NameMatch, StatusCounts};
 use std::time::SystemTime;
@@ -121,7 +122,7 @@ async fn long_listings_yield() {
     let outcome = crate::pinning::index::PinOutcome::Failed("no peer has it".into());
     let entry =
         |at| model::entry(at, if at % 2 == 0 { "even" } else { "odd" }, *leaf(at % 3).cid(), outcome.clone(), None);
-    let changes = (1..=COUNT).map(|at| crate::pinning::record::put(&entry(at)).expect("can be written")).collect();
+    let changes = (1..=COUNT).map(|at| PinChange::Request(entry(at)).encode().expect("can be written")).collect();
     world.register.write(changes).await.expect("writes");
     let pins = world.start().await;
     let none = Filter { name: Some(("none".to_owned(), NameMatch::PartialIgnoringCase)), ..all() };

@@ -8,13 +8,17 @@
 //! | [`quotas`] | quotas |
 //! | [`lists`] | filters, pages and times; the duration of listing 10,000 requests |
 //! | [`model`] | the index compared with a simple model |
+//! | [`shared`] | several services that append to one log |
+//! | [`claims`] | several services that share the work |
 
 mod block_loss;
+mod claims;
 mod lifecycle;
 mod lists;
 mod model;
 mod quotas;
 mod restarts;
+mod shared;
 mod world;
 
 use self::world::*;

@@ -127,7 +127,7 @@ proptest! {
                 }
                 Step::Remove(which) if which < entries.len() => {
                     let entry = entries.remove(which);
-                    let released = index.released_by([(&entry, None)]);
+                    let released = index.released_by([(Some(&entry), None)]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.remove(&entry.id), Some(entry));
                     let lost = |(root, needed): &(&Cid, bool)| *needed && !index.is_needed(root);
@@ -139,7 +139,7 @@ proptest! {
                     let next = outcome(becomes);
                     let keeps = former.keeps.filter(|_| next == PinOutcome::Pending);
                     let next = StoredRequest { outcome: next, keeps, ..former.clone() };
-                    let released = index.released_by([(&former, Some(&next))]);
+                    let released = index.released_by([(Some(&former), Some(&next))]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.settle(&former.id, next.outcome.clone()), Some(next.clone()));
                     let lost = |(root, needed): &(&Cid, bool)| *needed && !index.is_needed(root);
@@ -167,7 +167,7 @@ proptest! {
                         progress[root] = 0;
                     }
                 }
-                Step::EndRemoval(root) if removing.remove(&roots[root]) => _ = index.end_removal(&roots[root]),
+                Step::EndRemoval(root) if removing.remove(&roots[root]) => index.end_removal(&roots[root]),
                 Step::End(root) if active.remove(&roots[root]) => index.end_work(&roots[root]),
                 _ => {}
             }

@@ -1,14 +1,24 @@
 //! Restarts.
 
 use crate::pinning::index::PinOutcome;
+use crate::pinning::record::{Orphan, PinChange};
 use crate::pinning::tests::*;
 use crate::pinning::{Filter, OPERATOR, record};
 use crate::small_disk::SmallDisk;
 use cache::PinState;
+use cache::metadata_store::Change;
 
 async fn store(world: &World, blocks: &[Block], name: &str) {
     let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
     world.store.pin_recursive(*blocks[0].cid(), Some(name.to_owned()), supply).await.expect("pins");
+}
+
+fn written(change: PinChange) -> Change {
+    change.encode().expect("can be written")
+}
+
+fn orphan(root: Cid, at_ms: u64) -> Change {
+    written(PinChange::Orphan(root, Orphan { at_ms, by: None }))
 }
 
 #[tokio::test]
@@ -120,10 +130,10 @@ async fn an_interrupted_removal_is_completed() {
     // was removed and created again.
     let far = crate::pinning::service::now_ms() + 60_000;
     let orphans = [(*gone[0].cid(), far), (*later[0].cid(), 0)];
-    let mut changes = orphans.map(|(root, at)| record::put_orphan(&root, at).expect("can be written")).to_vec();
+    let mut changes = orphans.map(|(root, at)| orphan(root, at)).to_vec();
     let outcome = PinOutcome::Failed("beyond its quota".into());
     let failed = model::entry(7, "alice", *gone[0].cid(), outcome, None);
-    changes.push(record::put(&failed).expect("can be written"));
+    changes.push(written(PinChange::Request(failed)));
     world.register.write(changes).await.expect("writes");
     let pins = world.start().await;
     assert_eq!(pins.list(OPERATOR, &Filter::default()).await.count, 2);
@@ -203,9 +213,9 @@ async fn a_pin_whose_record_was_the_last_of_a_damaged_log_stays_pinned() {
         store(&world, &blocks, "one").await;
         // A removal of the pin was decided and not completed. Then it was requested again.
         let far = crate::pinning::service::now_ms() + 60_000;
-        world.register.write(vec![record::put_orphan(&root, far).expect("can be written")]).await.expect("writes");
-        let again = record::put(&model::entry(7, "alice", root, PinOutcome::Pinned, None)).expect("can be written");
-        world.register.write(vec![again, record::delete_orphan(&root)]).await.expect("writes");
+        world.register.write(vec![orphan(root, far)]).await.expect("writes");
+        let again = written(PinChange::Request(model::entry(7, "alice", root, PinOutcome::Pinned, None)));
+        world.register.write(vec![again, written(PinChange::RemoveOrphan(root))]).await.expect("writes");
         world.store.close().await.expect("closes");
     }
     let log = longest_log(&dir.path().join("pins"));
@@ -316,7 +326,7 @@ async fn a_full_disk_does_not_prevent_the_start() {
     store(&world, &blocks, "one").await;
     store(&world, &gone, "gone").await;
     let far = crate::pinning::service::now_ms() + 60_000;
-    world.register.write(vec![record::put_orphan(gone[0].cid(), far).expect("can be written")]).await.expect("writes");
+    world.register.write(vec![orphan(*gone[0].cid(), far)]).await.expect("writes");
     world.register = MetadataStore::memory();
     let filling = disk.fill();
     world.register = until("the former is closed", async || MetadataStore::open_or_salvage(&dir).ok()).await;

@@ -1,7 +1,9 @@
 //! A store, a pin metadata store and an upstream, with a pin service. Shared by the tests of the service and of its
 //! API.
 
-use super::pinning::{Owner, PinMetrics, PinNetwork, PinOptions, PinParameters, PinRequest, Pins, Status};
+use super::pinning::{
+    Coordination, Owner, PinMetrics, PinNetwork, PinOptions, PinParameters, PinRequest, Pins, Status,
+};
 use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
 use cache::{BlockStore, Disk, DiskOptions, MetadataStore, Ram, TierMetrics, Tiers};
@@ -89,6 +91,10 @@ impl World {
     }
 
     pub(super) async fn start(&self) -> Arc<Pins> {
+        self.start_with(Coordination::single(self.register.clone())).await
+    }
+
+    pub(super) async fn start_with(&self, coordination: Coordination) -> Arc<Pins> {
         let ram = Ram::new(1 << 20);
         let metrics = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(ram, Arc::clone(&self.store), Arc::clone(&self.policy), metrics);
@@ -98,7 +104,7 @@ impl World {
             ..PinNetwork::local_only(&tiers, Arc::clone(&self.policy))
         };
         let metrics = PinMetrics::register(&mut Registry::default());
-        let started = Pins::start(self.options.clone(), self.register.clone(), Arc::clone(&self.store), reach, metrics);
+        let started = Pins::start(self.options.clone(), coordination, Arc::clone(&self.store), reach, metrics);
         started.await.expect("starts")
     }
 

@@ -44,10 +44,16 @@ pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, mut la
 }
 
 impl Pins {
-    /// Applies what other services have appended so far.
+    /// Applies what other services have appended so far. Then repeats removals that could not be appended.
     pub(in crate::pinning) async fn catch_up(self: &Arc<Self>) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
-        self.spawn_worker_change(async move { pins.commit(|_| Ok((Vec::new(), ()))).await }).await
+        let change = async move {
+            pins.commit(|_| Ok((Vec::new(), ()))).await?;
+            let left_over = mem::take(&mut *pins.left_over());
+            pins.follow_ups().extend(left_over.into_iter().map(FollowUp::LetGo));
+            Ok(())
+        };
+        self.spawn_worker_change(change).await
     }
 
     /// Decides, appends the changes, and applies them when they are durable. Decides again if others have appended
@@ -221,19 +227,21 @@ impl Pins {
         pin.inspect_err(|error| tracing::warn!(%root, %error, "reading a pin of another gateway failed")).ok()?
     }
 
-    /// Reads how much of a root is stored, if another service has completed it, or has found that it lost blocks.
+    /// Reads how much of a root is stored, which a change of another service may have changed.
     pub(super) async fn reread(&self, root: &Cid) {
-        let is_changed = |index: &Index| {
-            let known = index.root(root).filter(|_| !index.is_removing(root));
-            known.is_some_and(|known| match known.complete {
-                true => index.is_pending(root) && !known.active,
-                false => index.is_pinned(root),
-            })
+        let is_doubtful = |index: &Index| {
+            let known = index.root(root).filter(|_| index.is_needed(root) && !index.is_removing(root));
+            known.is_some_and(|known| !known.complete || index.is_pending(root))
         };
-        if is_changed(&self.index())
-            && let Some(pin) = self.stored_pin(root).await
-        {
-            self.index_mut().set_progress(root, progress(&pin), pin.state == PinState::Complete);
+        if !is_doubtful(&self.index()) {
+            return;
+        }
+        if let Some(pin) = self.stored_pin(root).await {
+            let (mut index, is_complete) = (self.index_mut(), pin.state == PinState::Complete);
+            // A worker knows more of what it has stored itself.
+            if is_complete || index.root(root).is_some_and(|root| !root.active) {
+                index.set_progress(root, progress(&pin), is_complete);
+            }
         }
     }
 
@@ -255,10 +263,15 @@ impl Pins {
         self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The roots whose pins are to be removed as soon as the log can say so.
+    pub(super) fn left_over(&self) -> MutexGuard<'_, Vec<Cid>> {
+        self.left_over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether follow-ups run or are to be run, for tests.
     #[cfg(test)]
     pub(in crate::pinning) fn follows_up(&self) -> bool {
-        !self.follow_up_tasks.is_empty() || !self.follow_ups().is_empty()
+        !self.follow_up_tasks.is_empty() || !self.follow_ups().is_empty() || !self.left_over().is_empty()
     }
 
     /// Whether other services append to the log.

@@ -182,6 +182,8 @@ pub struct Pins {
     changes: tokio::sync::Mutex<()>,
     /// Roots whose pins were removed from the store, which the next entry of the log says.
     removed: Mutex<Vec<Cid>>,
+    /// Roots that nothing needs, whose pins this service could not remove because the log failed.
+    left_over: Mutex<Vec<Cid>>,
     /// The follow-ups of the change in progress.
     follow_ups: Mutex<Vec<FollowUp>>,
     /// The follow-ups that run.
@@ -288,6 +290,7 @@ impl Pins {
             index: RwLock::new(index),
             changes: tokio::sync::Mutex::default(),
             removed: Mutex::default(),
+            left_over: Mutex::default(),
             follow_ups: Mutex::default(),
             follow_up_tasks: TaskTracker::new(),
             unmeasured: Arc::default(),

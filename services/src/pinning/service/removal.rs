@@ -122,7 +122,8 @@ impl Pins {
             }
             FollowUp::LetGo(root) => {
                 if let Err(error) = self.let_go(root).await {
-                    tracing::warn!(%root, %error, "removing a pin that is no longer needed failed");
+                    tracing::warn!(%root, %error, "removing a pin that is no longer needed failed; it will be retried");
+                    self.left_over().push(root);
                 }
             }
         }

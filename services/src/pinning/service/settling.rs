@@ -38,10 +38,14 @@ impl Pins {
         self.settle(root, |_, entry| entry.is_pending().then(|| outcome.clone())).await.map(|_| ())
     }
 
-    /// Settles the pending requests for a complete root: as failed if the owner exceeds its quota, else as pinned.
+    /// Settles the pending requests for a complete root: as failed if the owner exceeds its quota, else as pinned. If
+    /// another service is about to remove its pin, they stay pending.
     pub(in crate::pinning) async fn settle_complete(&self, root: &Cid) -> Result<(), PinsError> {
         self.settle_exceeding(root).await?;
-        self.settle_pending(root, &PinOutcome::Pinned).await
+        let outcome = |index: &Index, entry: &StoredRequest| {
+            (entry.is_pending() && !index.is_removing(root)).then_some(PinOutcome::Pinned)
+        };
+        self.settle(root, outcome).await.map(|_| ())
     }
 
     /// Fails the pending requests for a root whose owners exceed their byte quota.

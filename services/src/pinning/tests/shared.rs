@@ -6,7 +6,7 @@ use crate::pinning::record;
 use crate::pinning::tests::*;
 use crate::pinning::{Meta, QuotaUsage};
 use cache::metadata_store::{Appended, Change, LogPosition, MetadataLog};
-use cache::{PinState, StoreError};
+use cache::{PinState, PinSummary, StoreError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, join_all};
 use proptest::prelude::*;
@@ -92,16 +92,15 @@ impl Site {
         Self { world, connections, services }
     }
 
-    async fn store(&self, blocks: &[Block]) {
+    async fn store(&self, blocks: &[Block]) -> PinSummary {
         let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
-        self.world.store.pin_recursive(*blocks[0].cid(), None, supply).await.expect("pins");
+        self.world.store.pin_recursive(*blocks[0].cid(), None, supply).await.expect("pins")
     }
 
     /// Ends an attempt of a service to fetch a DAG, successfully.
     async fn complete(&self, at: usize, blocks: &[Block]) -> Result<(), PinsError> {
-        self.store(blocks).await;
-        let root = *blocks[0].cid();
-        let summary = self.world.store.pin(&root).await.expect("reads").expect("a pin");
+        // By the time that it is settled, another service may have removed it.
+        let (root, summary) = (*blocks[0].cid(), self.store(blocks).await);
         let pins = Arc::clone(&self.services[at]);
         let change = async move { pins.end(&root, Some(Ok(summary)), true).await };
         self.services[at].spawn_worker_change(change).await
@@ -287,6 +286,46 @@ async fn what_is_stored_after_a_removal_is_removed_as_well() {
     assert_eq!(site.world.pinned().await, []);
 }
 
+/// A service has fetched a DAG that another one is about to remove, and that a third one has requested again since.
+#[tokio::test]
+async fn a_dag_whose_removal_is_not_complete_is_not_settled_as_pinned() {
+    let site = Site::new(3, 1 << 20).await;
+    let (dags, alice) = (dags(), owner("alice"));
+    let [one, other, third] = [&site.services[0], &site.services[1], &site.services[2]];
+    let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    other.catch_up().await.expect("catches up");
+    site.connections[0].fail(Fault::AnswerIsLost);
+    assert!(one.remove("alice", &request.id).await.is_err(), "the removal is decided, and not carried out");
+    let again = third.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    site.complete(1, &dags[0]).await.expect("ends");
+    let shown = other.get("alice", &again.id).expect("is known by now");
+    assert_eq!(shown.status, Status::Queued, "it is about to be removed");
+    site.settles().await;
+    assert_eq!(site.world.pinned().await, [], "the removal is carried out");
+    site.complete(1, &dags[0]).await.expect("is settled");
+    assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
+}
+
+/// A service completes a DAG, and learns then that it was removed and requested again before.
+#[tokio::test]
+async fn a_dag_that_was_requested_again_counts_when_it_is_complete() {
+    let site = Site::new(2, 1 << 20).await;
+    let dags = dags();
+    for (bytes_max, expected) in [(None, Status::Pinned), (Some(1), Status::Failed)] {
+        let alice = Owner { bytes_max, ..owner("alice") };
+        let first = site.services[0].request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        site.services[1].catch_up().await.expect("catches up");
+        site.services[0].remove("alice", &first.id).await.expect("removes");
+        let again = site.services[0].request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        site.complete(1, &dags[0]).await.expect("is settled");
+        assert_eq!(site.services[1].get("alice", &again.id).map(|request| request.status), Some(expected));
+        let entries = site.agrees().await;
+        let bytes = if expected == Status::Pinned { bytes_of(&dags[0]) } else { 0 };
+        assert_eq!((entries.len(), site.services[1].used("alice").bytes), (1, bytes));
+        site.services[0].remove("alice", &again.id).await.expect("removes");
+    }
+}
+
 /// Services with workers, which learn of each other by hints.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_at_any_service_are_obeyed_by_all() {
@@ -378,8 +417,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// What clients were told.
 #[derive(Default)]
 struct Told {
-    /// Requests that were acknowledged, with their owners. Those whose removal failed may be gone.
-    requested: BTreeMap<Arc<str>, usize>,
+    /// Requests that were acknowledged, with their owners, in order. Those whose removal failed may be gone.
+    requested: Vec<(Arc<str>, usize)>,
     removed: BTreeSet<Arc<str>>,
     maybe_removed: BTreeSet<Arc<str>>,
 }
@@ -387,8 +426,8 @@ struct Told {
 impl Told {
     /// One of the requests that may exist, with its owner.
     fn pick(&self, which: usize) -> Option<(Arc<str>, usize)> {
-        let open = self.requested.iter().filter(|(id, _)| !self.removed.contains(*id));
-        open.map(|(id, owner)| (Arc::clone(id), *owner)).nth(which)
+        let open = self.requested.iter().filter(|(id, _)| !self.removed.contains(id));
+        open.cloned().nth(which)
     }
 
     fn remove(&mut self, id: Arc<str>, result: &Result<(), PinsError>) {
@@ -474,7 +513,7 @@ proptest! {
             let told = run(&site, steps.collect()).await;
             let entries = site.agrees().await;
             let known: BTreeSet<&Arc<str>> = entries.iter().map(|entry| &entry.id).collect();
-            for id in told.requested.keys() {
+            for (id, _) in &told.requested {
                 let may_be_gone = told.removed.contains(id) || told.maybe_removed.contains(id);
                 assert!(known.contains(id) || may_be_gone, "an acknowledged request is kept");
                 assert!(!(known.contains(id) && told.removed.contains(id)), "an acknowledged removal is kept");

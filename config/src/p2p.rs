@@ -98,7 +98,7 @@ pub struct P2p {
     pub pending_dials_max: u64,
     /// The memory budget of messages of all peers: received messages that are not yet handled, and messages that peers
     /// have not yet read. When it is used up, peers are read more slowly (backpressure). The largest Bitswap message
-    /// has 4 MiB.
+    /// has 4 MiB. The buffers of QUIC connections have up to twice as much in addition, and 1 MiB for each connection.
     pub network_memory_bytes_max: u64,
     /// How long a peer that sent invalid blocks or flooded this node is banned: neither dialled nor accepted. 0: no
     /// bans.

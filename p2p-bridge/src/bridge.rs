@@ -42,7 +42,7 @@ use crate::task::announce::Announcing;
 use crate::task::nat::Nat;
 use crate::task::{Command, Delegation, KnownPeers, Task};
 use crate::wants::Wants;
-use crate::{http_source, identity, tls, transport, udp};
+use crate::{http_source, identity, quic, tls, transport};
 use bytes::Bytes;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid, ipns};
@@ -228,14 +228,15 @@ impl Bridge {
         let bandwidth = Bandwidth::register(registry);
         let settings = options.peering.iter().chain(&options.bootstrap).chain(&options.nat.relays);
         let operator = OperatorAddresses::new(options.dial_private, settings);
-        let shared = transport::Shared { bandwidth: &bandwidth, operator: operator.clone() };
+        // In addition to what messages have, because these bytes are not messages yet, or no longer.
+        let quic = quic::Budget::register(options.budget.memory_bytes_max, registry);
+        let shared = transport::Shared { bandwidth: &bandwidth, operator: operator.clone(), quic };
         let mut swarm = swarm::build(keypair, private, admission, (bitswap, dag), dhts, &options, shared)
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
         }
         listen(&mut swarm, &options.listen).await?;
-        udp::enlarge_buffers(&quic_ports(&swarm));
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
@@ -585,15 +586,6 @@ fn check_port_is_free(address: &Multiaddr) -> std::io::Result<()> {
         Some(Protocol::Tcp(port)) if port != 0 => std::net::TcpListener::bind((ip, port)).map(drop),
         _ => Ok(()),
     }
-}
-
-/// The UDP ports of the listeners.
-fn quic_ports(swarm: &Swarm<Behaviour>) -> Vec<u16> {
-    let port = |part| match part {
-        Protocol::Udp(port) => Some(port),
-        _ => None,
-    };
-    swarm.listeners().filter_map(|address| address.iter().find_map(port)).collect()
 }
 
 /// Binds all addresses and waits until each listener reports an address.

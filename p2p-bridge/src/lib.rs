@@ -41,7 +41,7 @@
 //! | [`framing`], [`traffic`] | frames that peers send, read within memory budgets, and when a peer was asked and sent |
 //! | [`fairness`] | fair shares of what is served to peers, over all protocols |
 //! | [`essential`] | tasks whose panic ends the process |
-//! | [`udp`] | socket buffers for QUIC |
+//! | [`quic`], [`udp`] | QUIC between peers on quinn, and its sockets |
 //! | [`peer_tls`] | TLS between peers, with AES where the processor has it |
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
 //! | [`metric_set`] | declarations of metrics, and of the enums of their labels |
@@ -85,6 +85,7 @@ pub mod peers;
 pub mod private_network;
 pub mod providing;
 pub mod puts;
+pub mod quic;
 pub mod reachability;
 pub mod redial;
 pub mod retry_after;

@@ -1,4 +1,4 @@
-//! TLS between peers, by version 1.0 of the [libp2p TLS specification], over TCP and WebSocket.
+//! TLS between peers, by version 1.0 of the [libp2p TLS specification], over TCP, WebSocket and QUIC.
 //!
 //! Certificates are generated and read by libp2p, which keeps its configuration of rustls to itself: it offers ChaCha20
 //! before AES, and other implementations take what the client offers first. Where the processor has instructions for

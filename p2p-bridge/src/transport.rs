@@ -9,6 +9,7 @@ use crate::address_filter::{DialFilter, OperatorAddresses, SocketFilter};
 use crate::counted::{Bandwidth, Counted, Via, Yamux};
 use crate::peer_tls::{self, TlsUpgrade};
 use crate::private_network::SwarmKey;
+use crate::quic::{self, QuicTransport};
 use crate::tcp::TcpTransport;
 use futures::future::{BoxFuture, Either, FutureExt as _};
 use futures::io::BufWriter;
@@ -21,10 +22,7 @@ use libp2p::identity::Keypair;
 use libp2p::pnet::PnetConfig;
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::tls::TlsStream;
-use libp2p::{PeerId, Swarm, SwarmBuilder, Transport, dns, noise, quic, relay, swarm, websocket, yamux};
-
-/// The maximum number of streams that a peer may open on one connection.
-const STREAMS_PER_CONNECTION_MAX: u32 = 512;
+use libp2p::{PeerId, Swarm, SwarmBuilder, Transport, dns, noise, relay, swarm, websocket, yamux};
 
 /// Why the transports cannot be built.
 pub type TransportError = Box<dyn std::error::Error + Send + Sync>;
@@ -35,6 +33,8 @@ pub struct Shared<'a> {
     pub bandwidth: &'a Bandwidth,
     /// The addresses that the operator gave, whose names may resolve to any IP address.
     pub operator: OperatorAddresses,
+    /// The memory of QUIC connections.
+    pub quic: quic::Budget,
 }
 
 /// A transport of authenticated, multiplexed connections.
@@ -48,14 +48,15 @@ pub fn public<B: NetworkBehaviour>(
     keypair: Keypair,
     behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
     config: impl FnOnce(swarm::Config) -> swarm::Config,
-    Shared { bandwidth, operator }: Shared<'_>,
+    Shared { bandwidth, operator, quic }: Shared<'_>,
 ) -> Result<Swarm<B>, TransportError> {
     let yamux = |via| Yamux::new(bandwidth.meter(via));
     let security = Security::new(&keypair)?;
     let noise = noise::Config::new(&keypair)?;
     let (circuits, relay) = relay::client::new(keypair.public().to_peer_id());
     let tcp = authenticated(sockets(), security.clone(), yamux(Via::Tcp));
-    let direct = either(SocketFilter::new(quic(&keypair).map(counted(bandwidth))).map(boxed).boxed(), tcp);
+    let quic = QuicTransport::new(&keypair, quic)?.map(counted(bandwidth));
+    let direct = either(SocketFilter::new(quic).map(boxed).boxed(), tcp);
     let direct = dns::tokio::Transport::system(direct).map_err(resolver)?.boxed();
     let over_websocket = authenticated(websocket::Config::new(resolving()?), security, yamux(Via::WebSocket));
     let circuits = authenticated(circuits, noise, yamux(Via::Circuit));
@@ -73,7 +74,7 @@ pub fn private<B: NetworkBehaviour>(
     key: SwarmKey,
     behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
     config: impl FnOnce(swarm::Config) -> swarm::Config,
-    Shared { bandwidth, operator }: Shared<'_>,
+    Shared { bandwidth, operator, .. }: Shared<'_>,
 ) -> Result<Swarm<B>, TransportError> {
     let (circuits, relay) = relay::client::new(keypair.public().to_peer_id());
     let noise = noise::Config::new(&keypair)?;
@@ -234,12 +235,6 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> OutboundConnectionUpgra
         }
         .boxed()
     }
-}
-
-fn quic(keypair: &Keypair) -> quic::tokio::Transport {
-    let mut config = quic::Config::new(keypair);
-    config.max_concurrent_stream_limit = STREAMS_PER_CONNECTION_MAX;
-    quic::tokio::Transport::new(config)
 }
 
 /// Counts a connection's bytes by the transport of its address.

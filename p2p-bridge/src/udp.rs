@@ -1,111 +1,80 @@
-//! Kernel buffers of the UDP sockets for QUIC.
+//! UDP sockets for QUIC, with large kernel buffers.
 //!
-//! QUIC libraries enlarge the receive buffers of their sockets, because senders pace by acknowledgements and not by the
-//! receiver's kernel buffer. libp2p keeps the system's default, commonly 208 KiB, which is less than a hundred packets.
-//! A Kubo node 50 ms away sends far larger bursts; the overflow is lost, and each loss halves its rate: 100 MiB took 10
-//! s that way and 2 s with this.
-//!
-//! libp2p exposes neither its sockets nor their descriptors. Linux lets a process duplicate its own descriptors
-//! (`pidfd_getfd`), and options set on a duplicate apply to the socket. Where that is not supported, the buffers stay
-//! as they are, and the operator can raise `net.core.rmem_default`.
+//! Senders pace by acknowledgements and not by the receiver's kernel buffer. The system's default is commonly 208 KiB,
+//! which is less than a hundred packets. A Kubo node 50 ms away sends far larger bursts; the overflow is lost, and each
+//! loss halves its rate: 100 MiB took 10 s that way and 2 s with this.
+
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Once;
 
 /// The requested size in bytes, as in quic-go; the system's `net.core.rmem_max` may allow less.
-#[cfg(target_os = "linux")]
 const BUFFER_BYTES: usize = 7 * 1024 * 1024;
 /// Smaller buffers cause a warning, in bytes.
-#[cfg(target_os = "linux")]
 const ENOUGH_BYTES: usize = 2 * 1024 * 1024;
 
-/// Enlarges the buffers of this process's UDP sockets that are bound to one of these ports.
-#[cfg(target_os = "linux")]
-pub fn enlarge_buffers(ports: &[u16]) {
-    if ports.is_empty() {
-        return;
+/// Binds a socket, for IPv4 or IPv6 alone.
+///
+/// # Errors
+/// If the address is in use, or cannot be used.
+pub fn bind(at: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(at), Type::DGRAM, Some(Protocol::UDP))?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
     }
-    match linux::sockets(ports) {
-        Ok(sockets) => {
-            let smallest = sockets.iter().map(linux::enlarge).min();
-            if smallest.is_none_or(|bytes| bytes < ENOUGH_BYTES) {
-                tracing::warn!(
-                    bytes = smallest,
-                    wanted = BUFFER_BYTES,
-                    "the receive buffers of QUIC are small, so bursts of packets are lost: raise net.core.rmem_max"
-                );
-            }
-        }
-        Err(error) => {
-            tracing::warn!(%error, "cannot enlarge the receive buffers of QUIC: raise net.core.rmem_default");
-        }
+    let bytes = enlarge_buffers(&socket);
+    if bytes < ENOUGH_BYTES {
+        warn_of_small_buffers(bytes);
     }
+    socket.set_nonblocking(true)?;
+    socket.bind(&at.into())?;
+    Ok(socket.into())
 }
 
-/// Other systems have larger defaults, and no way to access the sockets.
-#[cfg(not(target_os = "linux"))]
-pub fn enlarge_buffers(_: &[u16]) {}
-
-#[cfg(target_os = "linux")]
-mod linux {
-    use super::BUFFER_BYTES;
-    use rustix::net::{SocketType, getsockname, sockopt};
-    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    use std::io;
-    use std::net::SocketAddr;
-    use std::os::fd::OwnedFd;
-
-    /// Duplicates of the descriptors of the UDP sockets that are bound to one of these ports.
-    pub fn sockets(ports: &[u16]) -> io::Result<Vec<OwnedFd>> {
-        let process = pidfd_open(getpid(), PidfdFlags::empty())?;
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir("/proc/self/fd")? {
-            let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // It may have been closed in the meantime.
-            let Ok(descriptor) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) else { continue };
-            if port(&descriptor).is_some_and(|port| ports.contains(&port)) {
-                found.push(descriptor);
-            }
-        }
-        Ok(found)
+/// Requests large buffers; returns the resulting receive buffer in bytes.
+fn enlarge_buffers(socket: &Socket) -> usize {
+    let size = || socket.recv_buffer_size().unwrap_or_default();
+    let _ = socket.set_recv_buffer_size(BUFFER_BYTES);
+    let _ = socket.set_send_buffer_size(BUFFER_BYTES);
+    #[cfg(target_os = "linux")]
+    if size() < BUFFER_BYTES {
+        // Exceeding the system's limit needs a privilege.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, BUFFER_BYTES);
     }
-
-    /// The port of a UDP socket; `None` for anything else.
-    fn port(descriptor: &OwnedFd) -> Option<u16> {
-        if sockopt::socket_type(descriptor).ok()? != SocketType::DGRAM {
-            return None;
-        }
-        SocketAddr::try_from(getsockname(descriptor).ok()?).ok().map(|address| address.port())
-    }
-
-    /// Requests large buffers; returns the resulting receive buffer in bytes.
-    pub fn enlarge(socket: &OwnedFd) -> usize {
-        let size = || sockopt::socket_recv_buffer_size(socket).unwrap_or_default();
-        let _ = sockopt::set_socket_recv_buffer_size(socket, BUFFER_BYTES);
-        let _ = sockopt::set_socket_send_buffer_size(socket, BUFFER_BYTES);
-        if size() < BUFFER_BYTES {
-            // Exceeding the system's limit needs a privilege.
-            let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER_BYTES);
-        }
-        size()
-    }
+    size()
 }
 
-#[cfg(all(test, target_os = "linux"))]
+fn warn_of_small_buffers(bytes: usize) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            bytes,
+            wanted = BUFFER_BYTES,
+            "the receive buffers of QUIC are small, so bursts of packets are lost: raise net.core.rmem_max"
+        );
+    });
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::UdpSocket;
 
     #[test]
-    fn the_sockets_of_a_port_get_larger_buffers() {
-        let [ours, other] = std::array::from_fn(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
-        let port = ours.local_addr().expect("bound").port();
-        let before = rustix::net::sockopt::socket_recv_buffer_size(&ours).expect("a socket");
-        let untouched = rustix::net::sockopt::socket_recv_buffer_size(&other).expect("a socket");
-        let found = linux::sockets(&[port]).expect("Linux 5.6 or newer");
-        assert_eq!(found.len(), 1);
-        // The growth depends on the system's limit.
-        let grown = linux::enlarge(&found[0]);
-        assert!(grown >= before);
-        drop(found);
-        assert_eq!(rustix::net::sockopt::socket_recv_buffer_size(&ours).expect("a socket"), grown);
-        assert_eq!(rustix::net::sockopt::socket_recv_buffer_size(&other).expect("a socket"), untouched);
+    fn sockets_have_the_largest_buffers_that_the_system_allows() {
+        let socket = Socket::from(bind("127.0.0.1:0".parse().expect("an address")).expect("binds"));
+        let default = Socket::from(UdpSocket::bind("127.0.0.1:0").expect("binds"));
+        let size = |socket: &Socket| socket.recv_buffer_size().expect("a socket");
+        assert!(size(&socket) >= size(&default));
+        let before = size(&socket);
+        assert_eq!(enlarge_buffers(&socket), before, "nothing larger is to be had");
+    }
+
+    #[test]
+    fn ipv4_and_ipv6_may_have_the_same_port() {
+        let Ok(ipv6) = bind("[::]:0".parse().expect("an address")) else { return };
+        let port = ipv6.local_addr().expect("bound").port();
+        let ipv4 = bind(SocketAddr::from(([0, 0, 0, 0], port)));
+        assert!(ipv4.is_ok() || UdpSocket::bind(("0.0.0.0", port)).is_err(), "{ipv4:?}");
     }
 }

@@ -105,15 +105,10 @@ impl RateLimiter {
 
     /// Takes the next token that the client has within [`PERMIT_WAIT`]. Returns the time until then.
     fn reserve(&self, client: ClientKey, now: Instant) -> Result<Duration, Duration> {
-        self.reserve_within(client, now, PERMIT_WAIT)
-    }
-
-    /// Takes the next token that the client has within `wait_max`. Returns the time until then.
-    fn reserve_within(&self, client: ClientKey, now: Instant, wait_max: Duration) -> Result<Duration, Duration> {
         let mut buckets = self.buckets();
         let full_in = full_in(&mut buckets, &client, now) + self.per_token;
         let wait = full_in.saturating_sub(self.capacity);
-        if wait > wait_max {
+        if wait > PERMIT_WAIT {
             return Err(wait);
         }
         buckets.insert(client, now + full_in);
@@ -191,7 +186,6 @@ mod tests {
             assert_eq!(limiter.reserve(client(1), start), Err(ms(2500)));
         }
         assert_eq!(limiter.reserve(client(1), start + ms(600)), Ok(ms(1900)));
-        assert!(limiter.reserve_within(client(1), start + ms(600), Duration::ZERO).is_err());
         // Another client has a bucket of its own.
         assert_eq!(limiter.reserve(client(2), start), Ok(ms(0)));
         // After a pause there is a burst again, and no more.

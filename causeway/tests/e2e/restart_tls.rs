@@ -239,6 +239,9 @@ fn is_unprocessed_over_http3(error: &StreamError) -> bool {
     match error {
         // `h3` hides the variant of a request that follows GOAWAY.
         error if error.to_string() == "Remote is closing the connection" => true,
+        // A server processes no request before the handshake is complete (RFC 9001, section 5.7). Its own may not be when
+        // the client's is.
+        error if error.to_string().ends_with("closed during the handshake") => true,
         StreamError::RemoteTerminate { code, .. } => *code == Code::H3_REQUEST_REJECTED,
         error => error.is_h3_no_error(),
     }

@@ -1,6 +1,6 @@
 //! Kubo reads content that only Causeway has: imported from a CAR, pinned, served over Bitswap, provided in the DHT.
 
-use crate::support::causeway::Launch;
+use crate::support::causeway::{Causeway, Launch};
 use crate::support::kubo::Kubo;
 use crate::support::noise::Noise;
 use crate::support::{assert_same_bytes, eventually};
@@ -12,17 +12,28 @@ const LEN: usize = 5_000_000;
 const ANNOUNCED_WITHIN: Duration = Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubo_reads_from_causeway_that_it_is_connected_to() {
+async fn kubo_reads_from_causeway_that_it_is_connected_to_over_tcp() {
+    read_connected(1, "tcp", |causeway| causeway.tcp().to_owned()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubo_reads_from_causeway_that_it_is_connected_to_over_quic() {
+    read_connected(3, "quic", |causeway| causeway.quic().to_owned()).await;
+}
+
+async fn read_connected(seed: u64, transport: &str, address: impl Fn(&Causeway) -> String) {
     let dir = TempDir::new().expect("the temporary folder is writable");
-    let (launch, cid, content) = imported(&dir, 1).await;
+    let (launch, cid, content) = imported(&dir, seed).await;
     let causeway = launch.start().await;
     let kubo = Kubo::start().await;
-    kubo.connect(causeway.tcp()).await;
+    kubo.connect(&address(&causeway)).await;
     assert_same_bytes("ipfs cat", &kubo.cat(&cid).await, &content);
 
     let metrics = causeway.metrics().await;
     assert_eq!(metrics.hits("network"), 0, "serving a peer never fetches");
     assert!(metrics.sample("causeway_bitswap_sent_bytes_total") >= LEN as u64, "Causeway sent it");
+    let carried = format!("causeway_p2p_carried_bytes_total{{transport=\"{transport}\",direction=\"out\"}}");
+    assert!(metrics.sample(&carried) >= LEN as u64, "over {transport}");
     causeway.stop().await;
 }
 

@@ -307,6 +307,12 @@ impl Causeway {
         found.unwrap_or_else(|| panic!("no TCP address in {:?}", self.multiaddrs))
     }
 
+    /// Where it listens on QUIC, with its peer id.
+    pub fn quic(&self) -> &str {
+        let found = self.multiaddrs.iter().find(|address| address.contains("/quic-v1/"));
+        found.unwrap_or_else(|| panic!("no QUIC address in {:?}", self.multiaddrs))
+    }
+
     /// GETs a path from the public listener.
     pub async fn get(&self, path: &str) -> Answer {
         get(&self.url(path)).await

@@ -2,15 +2,15 @@
 //!
 //! No client that finds its way from block to block can be faster. It knows every CID before it starts, which is why it
 //! is no node: a bare swarm that opens streams, and Bitswap's messages from `p2p-bridge`. Those are shared because a
-//! second codec would be one more source of mistakes, and so is room in the kernel for QUIC's bursts. Nothing else of
-//! the network tier takes part, so that a mistake there cannot lower the ceiling that it is measured by.
+//! second codec would be one more source of mistakes. Nothing else of the network tier takes part, so that a mistake
+//! there cannot lower the ceiling that it is measured by: QUIC is libp2p's.
 
 use super::peer::{self, Behaviour};
 use super::streams::{Received, Streams};
+use super::udp;
 use anyhow::{Context, Result, ensure};
 use content::{Block, Cid};
 use p2p_bridge::bitswap::message::{Ask, RawBlock, Version, WantEntry, encode_wants, parse_prefix};
-use p2p_bridge::udp;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`world`] | sources behind links, fresh clients |
 //! | [`peer`] | libp2p peers in this process |
-//! | [`ceiling`], [`streams`] | the source's own limit: every block requested at once |
+//! | [`ceiling`], [`streams`], [`udp`] | the source's own limit: every block requested at once |
 //! | [`bulk`] | 100 MiB: from Kubo, from Causeway, on loopback, from four sources |
 //! | [`latency`] | first bytes: a page, a range, a small file on a used connection |
 //! | [`routing`], [`dht`] | providers that only the DHT knows; a DHT of twenty nodes |
@@ -31,6 +31,7 @@ pub mod peer;
 pub mod routing;
 pub mod stale;
 pub mod streams;
+pub mod udp;
 pub mod unresponsive;
 pub mod world;
 

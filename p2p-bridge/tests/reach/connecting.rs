@@ -61,6 +61,23 @@ async fn connected_peers_are_listed_with_their_traffic() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_tells_its_peers() {
+    for listen in [QUIC, TCP] {
+        let (asker, holder) = (Node::start(options(&[])).await, Node::start(options(&[listen])).await);
+        let address = holder.addresses[0].clone();
+        asker
+            .bridge
+            .connect(holder.bridge.peer_id(), vec![address], AddressOrigin::Operator, SOON)
+            .await
+            .expect(listen);
+        holder.bridge.shutdown().await;
+        // Sooner than the idle timeout of QUIC.
+        let told = until("the peer is told", async || asker.bridge.peers().await.is_empty());
+        tokio::time::timeout(Duration::from_secs(8), told).await.expect(listen);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn failed_connections_have_a_reason() {
     let (asker, holder) = (Node::start(options(&[])).await, Node::start(options(&[TCP])).await);
     let unused = TcpListener::bind("127.0.0.1:0").await.expect("a port");

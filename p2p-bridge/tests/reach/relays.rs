@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 const TCP: &[&str] = &["/ip4/127.0.0.1/tcp/0"];
+const QUIC: &[&str] = &["/ip4/127.0.0.1/udp/0/quic-v1"];
 const NOWHERE: &[&str] = &[];
 
 #[derive(NetworkBehaviour)]
@@ -33,10 +34,16 @@ impl Drop for Relay {
 
 impl Relay {
     async fn start() -> Self {
+        Self::start_at(TCP).await
+    }
+
+    /// A relay of libp2p's own transports.
+    async fn start_at(listen: &[&str]) -> Self {
         let mut swarm = SwarmBuilder::with_new_identity()
             .with_tokio()
             .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
             .expect("keys")
+            .with_quic()
             .with_behaviour(|key| {
                 let peer = key.public().to_peer_id();
                 RelayBehaviour {
@@ -47,7 +54,7 @@ impl Relay {
             })
             .expect("a behaviour")
             .build();
-        swarm.listen_on(TCP[0].parse().expect("a multiaddr")).expect("listens");
+        swarm.listen_on(listen[0].parse().expect("a multiaddr")).expect("listens");
         let address = loop {
             if let SwarmEvent::NewListenAddr { address, .. } = swarm.select_next_some().await {
                 break address;
@@ -103,10 +110,20 @@ async fn a_node_without_listeners_is_reached_through_a_relay() {
 
 #[tokio::test]
 async fn a_direct_connection_replaces_the_relayed_one() {
-    let relay = Relay::start().await;
-    let holder = Node::start(behind(&relay, TCP)).await;
+    replace_by_direct_connection(TCP).await;
+}
+
+/// All sockets are QUIC's, so the direct connection is as well.
+#[tokio::test]
+async fn a_direct_connection_over_quic_replaces_the_relayed_one() {
+    replace_by_direct_connection(QUIC).await;
+}
+
+async fn replace_by_direct_connection(listen: &[&str]) {
+    let relay = Relay::start_at(listen).await;
+    let holder = Node::start(behind(&relay, listen)).await;
     let (first, second) = (holder.hold(b"through a relay, maybe"), holder.hold(b"not through a relay"));
-    let reader = Node::start(peering(circuit(&holder).await, true, TCP)).await;
+    let reader = Node::start(peering(circuit(&holder).await, true, listen)).await;
     reader.fetch(&first).await;
     let punched = "causeway_p2p_hole_punches_total{outcome=\"succeeded\"}";
     until("a hole was punched", async || reader.sample(punched) + holder.sample(punched) >= 1.0).await;

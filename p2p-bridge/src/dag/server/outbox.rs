@@ -4,19 +4,31 @@
 //! answers are cut into fragments, if the asker accepts them, so that several streams carry one. The end of the transfer
 //! is taken last, by the first stream, after the other streams have written what they took.
 //!
+//! A message that does not fit into what is left of a stream's first window would wait for a round trip. So while other
+//! streams have room in theirs, it is left to them: an answer arrives as early as the windows of all streams permit.
+//!
 //! Bounded by the allowance of the peer ([`crate::fairness`]), in which an answer counts until it is written.
 
 use crate::dag::fragments::split;
-use crate::dag::message::{Answer, EndStatus};
+use crate::dag::message::{ANSWER_OVERHEAD_BYTES, Answer, EndStatus, FRAGMENT_BYTES};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// A stream takes answers until they have this many bytes.
 const BATCH_BYTES: usize = 64 * 1024;
+/// The maximum length of a message, if long answers are cut.
+const CUT_BYTES_MAX: usize = FRAGMENT_BYTES + ANSWER_OVERHEAD_BYTES as usize;
+/// What answers may take of a stream's first window, in bytes: that of yamux, without what negotiating the protocol and
+/// the end of the transfer take. Those of QUIC are larger.
+const FIRST_WINDOW_BYTES: usize = 256 * 1024 - 128;
+/// How long after the request a stream whose first window is used up expects other streams, which are opened with it.
+const JOINING: Duration = Duration::from_millis(20);
 
 /// What is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -90,6 +102,14 @@ impl Piece {
             Self::Fragment(_, written) => *written,
         }
     }
+
+    /// Its length with all fields, in bytes; for an answer an upper bound.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Answer(answer) => answer.wire_bytes(),
+            Self::Fragment(parts, _) => parts.iter().map(Bytes::len).sum(),
+        }
+    }
 }
 
 /// The fragments of an answer. The block counts with the first, and all together count as much as the answer.
@@ -132,10 +152,11 @@ pub enum Next {
 }
 
 /// The outbox of a transfer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Outbox {
     /// Whether long answers are cut into fragments.
     cuts: bool,
+    since: Instant,
     state: Mutex<State>,
     changed: Notify,
     cancelled: CancellationToken,
@@ -148,13 +169,27 @@ struct State {
     message_next: u64,
     /// The number of batches that were taken and are not written.
     writing: usize,
+    /// The number of streams whose first windows have room for any message.
+    roomy: usize,
     end: Option<EndStatus>,
 }
 
 impl Outbox {
     /// An empty outbox, which cuts long answers into fragments if the asker accepts them.
     pub fn new(cuts: bool) -> Self {
-        Self { cuts, ..Self::default() }
+        Self {
+            cuts,
+            since: Instant::now(),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            cancelled: CancellationToken::new(),
+        }
+    }
+
+    /// A new stream of the transfer. Its first one writes the end.
+    pub fn stream(&self, is_first: bool) -> OutboxStream<'_> {
+        self.state().roomy += 1;
+        OutboxStream { outbox: self, is_first, room: FIRST_WINDOW_BYTES, is_roomy: true }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -196,37 +231,6 @@ impl Outbox {
         self.cancelled.cancelled().await;
     }
 
-    /// What a stream does next; waits until there is something. The first stream waits for the others at the end.
-    pub async fn next(&self, is_first: bool) -> Next {
-        loop {
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
-            if let Some(next) = self.try_next(is_first) {
-                return next;
-            }
-            changed.await;
-        }
-    }
-
-    fn try_next(&self, is_first: bool) -> Option<Next> {
-        let mut state = self.state();
-        if self.cancelled.is_cancelled() {
-            return Some(Next::Close);
-        }
-        if !state.pieces.is_empty() {
-            state.writing += 1;
-            return Some(Next::Write(take_batch(&mut state.pieces)));
-        }
-        let status = state.end?;
-        match (is_first, state.writing) {
-            (true, 0) => Some(Next::End(status)),
-            (true, _) => None,
-            // What another stream has taken may be put back.
-            (false, 0) => Some(Next::Close),
-            (false, _) => None,
-        }
-    }
-
     /// A batch was written.
     pub fn written(&self) {
         self.state().writing -= 1;
@@ -245,17 +249,100 @@ impl Outbox {
     }
 }
 
-fn take_batch(pieces: &mut VecDeque<Piece>) -> Batch {
-    let (mut batch, mut bytes) = (Batch::default(), 0);
-    while let Some(piece) = pieces.front() {
-        let more = piece.written().wire_bytes;
-        if !batch.pieces.is_empty() && bytes + more > BATCH_BYTES {
-            break;
+/// A stream that takes answers from an outbox.
+#[derive(Debug)]
+pub struct OutboxStream<'a> {
+    outbox: &'a Outbox,
+    is_first: bool,
+    /// What is left of its first window, in bytes.
+    room: usize,
+    /// Whether it counts in [`State::roomy`].
+    is_roomy: bool,
+}
+
+impl OutboxStream<'_> {
+    /// What the stream does next; waits until there is something. The first stream waits for the others at the end.
+    pub async fn next(&mut self) -> Next {
+        loop {
+            let mut changed = pin!(self.outbox.changed.notified());
+            changed.as_mut().enable();
+            match self.try_next() {
+                Ok(next) => return next,
+                Err(None) => changed.await,
+                Err(Some(until)) => tokio::select! {
+                    () = changed => {}
+                    () = sleep_until(until) => {}
+                },
+            }
         }
-        bytes += more;
-        batch.pieces.extend(pieces.pop_front());
     }
-    batch
+
+    /// What it does next, or until when it waits for changes at most.
+    fn try_next(&mut self) -> Result<Next, Option<Instant>> {
+        let outbox = self.outbox;
+        let mut state = outbox.state();
+        if outbox.cancelled.is_cancelled() {
+            return Ok(Next::Close);
+        }
+        if let Some(piece) = state.pieces.front() {
+            if outbox.cuts && piece.bytes() > self.room {
+                self.waits_for_others(&state)?;
+            }
+            state.writing += 1;
+            return Ok(Next::Write(self.take_batch(&mut state)));
+        }
+        let status = state.end.ok_or(None)?;
+        match (self.is_first, state.writing) {
+            (true, 0) => Ok(Next::End(status)),
+            (true, _) => Err(None),
+            // What another stream has taken may be put back.
+            (false, 0) => Ok(Next::Close),
+            (false, _) => Err(None),
+        }
+    }
+
+    /// Waits while other streams have room in their first windows, or may have soon.
+    fn waits_for_others(&self, state: &State) -> Result<(), Option<Instant>> {
+        if state.roomy > 0 {
+            return Err(None);
+        }
+        let joined = self.outbox.since + JOINING;
+        if Instant::now() < joined { Err(Some(joined)) } else { Ok(()) }
+    }
+
+    fn take_batch(&mut self, state: &mut State) -> Batch {
+        let bytes_max = if self.room > 0 && self.outbox.cuts { self.room.min(BATCH_BYTES) } else { BATCH_BYTES };
+        let (mut batch, mut bytes) = (Batch::default(), 0);
+        while let Some(piece) = state.pieces.front() {
+            let more = piece.bytes();
+            if !batch.pieces.is_empty() && bytes + more > bytes_max {
+                break;
+            }
+            bytes += more;
+            batch.pieces.extend(state.pieces.pop_front());
+        }
+        self.room = self.room.saturating_sub(bytes);
+        if self.room < CUT_BYTES_MAX {
+            self.is_not_roomy(state);
+        }
+        batch
+    }
+
+    /// It is not roomy any more: others need not wait for it.
+    fn is_not_roomy(&mut self, state: &mut State) {
+        if std::mem::take(&mut self.is_roomy) {
+            state.roomy -= 1;
+            if state.roomy == 0 {
+                self.outbox.changed.notify_waiters();
+            }
+        }
+    }
+}
+
+impl Drop for OutboxStream<'_> {
+    fn drop(&mut self) {
+        self.is_not_roomy(&mut self.outbox.state());
+    }
 }
 
 #[cfg(test)]
@@ -270,7 +357,7 @@ mod tests {
     }
 
     fn next(outbox: &Outbox, is_first: bool) -> Option<Next> {
-        outbox.next(is_first).now_or_never()
+        outbox.stream(is_first).next().now_or_never()
     }
 
     fn batch(next: Option<Next>) -> Batch {
@@ -280,7 +367,7 @@ mod tests {
 
     #[test]
     fn streams_take_small_answers_together_and_large_ones_alone() {
-        let outbox = Outbox::default();
+        let outbox = Outbox::new(false);
         let answers: Vec<Answer> = [1_000, 2_000, 70_000, 100, 40_000, 40_000]
             .into_iter()
             .zip(0..)
@@ -322,7 +409,7 @@ mod tests {
 
     #[test]
     fn the_end_is_taken_last_and_by_the_first_stream() {
-        let outbox = Outbox::default();
+        let outbox = Outbox::new(false);
         outbox.push(vec![answer(1, 10)]);
         let taken = batch(next(&outbox, false));
         outbox.end(EndStatus::Complete);
@@ -336,13 +423,75 @@ mod tests {
         assert_eq!(next(&outbox, true), Some(Next::End(EndStatus::Complete)));
     }
 
+    /// Fragments of 64 KiB.
+    fn with_fragments(count: usize) -> Outbox {
+        let outbox = Outbox::new(true);
+        outbox.push((0..count).map(|_| answer(1, FRAGMENT_BYTES - 100)).collect());
+        outbox
+    }
+
+    /// How many fragments streams take before they have to wait.
+    fn taken(outbox: &Outbox, stream: &mut OutboxStream<'_>) -> usize {
+        let mut count = 0;
+        while let Some(next) = stream.next().now_or_never() {
+            count += batch(Some(next)).pieces.len();
+            outbox.written();
+        }
+        count
+    }
+
+    #[test]
+    fn streams_leave_to_others_what_does_not_fit_into_their_first_windows() {
+        let mut outbox = with_fragments(24);
+        // Further streams are expected all the time.
+        outbox.since += Duration::from_secs(3600);
+        let (mut first, mut second) = (outbox.stream(true), outbox.stream(false));
+        assert_eq!([taken(&outbox, &mut first), taken(&outbox, &mut second)], [4, 4]);
+        let mut third = outbox.stream(false);
+        assert_eq!([taken(&outbox, &mut first), taken(&outbox, &mut third)], [0, 4]);
+        drop((second, third));
+        outbox.stream(false);
+        assert_eq!(taken(&outbox, &mut first), 0);
+        assert_eq!(outbox.state().roomy, 0);
+    }
+
+    #[test]
+    fn once_no_stream_is_expected_any_takes_what_is_left() {
+        let mut outbox = with_fragments(24);
+        outbox.since = Instant::now().checked_sub(JOINING).expect("the machine has run for longer");
+        let [mut first, mut second] = [true, false].map(|is_first| outbox.stream(is_first));
+        assert_eq!([taken(&outbox, &mut first), taken(&outbox, &mut second)], [4, 20]);
+    }
+
+    #[tokio::test]
+    async fn a_stream_whose_first_window_is_used_up_goes_on_when_no_other_has_room() {
+        let outbox = with_fragments(6);
+        let mut first = outbox.stream(true);
+        assert_eq!(taken(&outbox, &mut first), 4);
+        assert!(matches!(first.next().await, Next::Write(_)), "no other one has joined by then");
+        outbox.written();
+        let breaks = outbox.stream(false);
+        let mut next = pin!(first.next());
+        assert!(next.as_mut().now_or_never().is_none());
+        drop(breaks);
+        assert!(matches!(next.now_or_never(), Some(Next::Write(_))), "it is woken");
+    }
+
+    #[test]
+    fn answers_that_are_not_cut_are_written_by_any_stream() {
+        let outbox = Outbox::new(false);
+        outbox.push(vec![answer(1, 300_000), answer(2, 300_000)]);
+        let mut only = outbox.stream(true);
+        assert_eq!(taken(&outbox, &mut only), 2);
+    }
+
     #[tokio::test]
     async fn waiting_streams_are_woken() {
-        let outbox = std::sync::Arc::new(Outbox::default());
+        let outbox = std::sync::Arc::new(Outbox::new(false));
         let waiting: Vec<_> = [true, false]
             .map(|is_first| {
                 let outbox = outbox.clone();
-                tokio::spawn(async move { outbox.next(is_first).await })
+                tokio::spawn(async move { outbox.stream(is_first).next().await })
             })
             .into();
         tokio::task::yield_now().await;
@@ -356,7 +505,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_cancelled_transfer_writes_nothing_more() {
-        let outbox = Outbox::default();
+        let outbox = Outbox::new(false);
         outbox.push(vec![answer(1, 10), answer(2, 70_000)]);
         let taken = batch(next(&outbox, true));
         outbox.cancel();

@@ -248,8 +248,9 @@ async fn write_answers<S>(
     outbox: &Outbox,
     events: &Events<S>,
 ) -> Result<(), WriteError> {
+    let mut taker = outbox.stream(is_first);
     loop {
-        match outbox.next(is_first).await {
+        match taker.next().await {
             Next::Write(batch) => write_batch(serial, &mut stream, batch, outbox, events).await?,
             Next::End(status) => {
                 write_all(&mut stream, Answer::End(status).encode()).await?;

@@ -79,7 +79,7 @@ impl Bench {
     fn write(&mut self, serial: Serial, outbox: &Outbox) -> (usize, Option<EndStatus>) {
         let mut bytes = 0;
         loop {
-            match outbox.next(true).now_or_never() {
+            match outbox.stream(true).next().now_or_never() {
                 Some(Next::Write(batch)) => {
                     bytes += batch.written().wire_bytes;
                     self.transfers.written(serial, batch.written().wire_bytes);
@@ -377,7 +377,7 @@ fn a_cancelled_transfer_leaves_nothing() {
     bench.turns();
     assert!(bench.transfers.ledger.get().in_flight_bytes() > 0);
     assert!(bench.transfers.cancelled(serial) && !bench.transfers.cancelled(serial));
-    assert_eq!(outbox.next(true).now_or_never(), Some(Next::Close));
+    assert_eq!(outbox.stream(true).next().now_or_never(), Some(Next::Close));
     bench.assert_idle();
     // During a turn, whose result is dropped.
     let (serial, _) = bench.accepted(asker, 2, root, BUDGET_BYTES_MAX);

@@ -391,8 +391,8 @@ mod tests {
             sum.add(Written::of(answer));
             sum
         });
-        // The last fragment of the first is written with the second answer.
-        for (cuts, batches) in [(false, 3), (true, 7)] {
+        // The last fragment of the first is written with the second answer, both of the third together.
+        for (cuts, batches) in [(false, 3), (true, 6)] {
             let outbox = Outbox::new(cuts);
             outbox.push(answers.clone());
             let (mut count, mut written, mut bytes) = (0, Written::default(), 0);
@@ -440,8 +440,8 @@ mod tests {
         count
     }
 
-    #[test]
-    fn streams_leave_to_others_what_does_not_fit_into_their_first_windows() {
+    #[tokio::test]
+    async fn streams_leave_to_others_what_does_not_fit_into_their_first_windows() {
         let mut outbox = with_fragments(24);
         // Further streams are expected all the time.
         outbox.since += Duration::from_secs(3600);

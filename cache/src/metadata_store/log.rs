@@ -59,7 +59,7 @@ pub trait MetadataLog: fmt::Debug + Send + Sync {
     fn append(&self, after: LogPosition, changes: Vec<Change>) -> BoxFuture<'static, Result<Appended, StoreError>>;
 
     /// The latest position, as a hint for services that wait for the changes of others. It may lag, or miss some.
-    /// `None` if nobody else can append.
+    /// `None` if no other writer can append.
     fn watch(&self) -> Option<watch::Receiver<LogPosition>> {
         None
     }

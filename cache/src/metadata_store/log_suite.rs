@@ -140,7 +140,7 @@ pub async fn an_append_of_nothing_tells_what_others_appended(open: OpenLog<'_>) 
         let (at, position) = (number % 2, members[2].position);
         members[at].append(|_| vec![put(&number.to_string(), number)]).await;
         assert_eq!(members[at].records.len(), number + 1);
-        assert!(members[2].position == position, "nobody tells it");
+        assert!(members[2].position == position, "it is not told");
     }
     let position = read(&members[0].log).0;
     members[2].catch_up().await;

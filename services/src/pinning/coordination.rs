@@ -23,7 +23,7 @@ pub struct Coordination {
 }
 
 impl Coordination {
-    /// That of a single gateway, whose log nobody else appends to.
+    /// That of a single gateway, whose log has no other writer.
     pub fn single(log: impl MetadataLog + 'static) -> Self {
         Self { log: Arc::new(log), claims: Arc::new(SingleService) }
     }

@@ -122,8 +122,12 @@ impl Pins {
             }
             FollowUp::LetGo(root) => {
                 if let Err(error) = self.let_go(root).await {
-                    tracing::warn!(%root, %error, "removing a pin that is no longer needed failed; it will be retried");
-                    self.left_over().push(root);
+                    // Only the task that follows other services tries again.
+                    let retried = self.is_shared();
+                    tracing::warn!(%root, %error, retried, "removing a pin that is no longer needed failed");
+                    if retried {
+                        self.left_over().push(root);
+                    }
                 }
             }
         }

@@ -764,7 +764,7 @@ async fn junk_in_place_of_what_was_requested_is_a_fault_of_the_gateway() {
     let node = Node::new(&[&server]);
     let session = node.session(root);
     assert!(session.get_ahead(&root, &ReadAhead::of_file(root, 300_000, 310_000)).await.is_ok());
-    assert_eq!(node.metrics.cars(CarOutcome::Fault), 1);
+    node.has_counted(CarOutcome::Fault, 1).await;
 }
 
 #[tokio::test]
@@ -912,6 +912,16 @@ impl Node {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
+
+    /// Waits until this number of transfers has ended so. A transfer is counted after its memory was released.
+    async fn has_counted(&self, outcome: CarOutcome, expected: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.metrics.cars(outcome) < expected {
+            assert!(Instant::now() < deadline, "{} instead of {expected} {outcome:?}", self.metrics.cars(outcome));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(self.metrics.cars(outcome), expected, "{outcome:?}");
+    }
 }
 
 impl Drop for Node {
@@ -1000,7 +1010,7 @@ async fn dag_requests() -> Vec<String> {
         }
         node.is_released().await;
     }
-    assert_eq!(node.metrics.cars(CarOutcome::Complete), 3);
+    node.has_counted(CarOutcome::Complete, 3).await;
     assert!(node.metrics.block_bytes.get() > 400_000);
     Vec::new()
 }
@@ -1020,7 +1030,7 @@ async fn a_gateway_that_sends_no_cars_is_asked_once_and_then_for_blocks() {
     let part = *part.expect("another node").cid();
     node.read(part, "", ScopeOptions::default()).await.expect("another DAG");
     assert_eq!(server.car_requests().len(), 1, "it is remembered");
-    assert_eq!(node.metrics.cars(CarOutcome::Refused), 1);
+    node.has_counted(CarOutcome::Refused, 1).await;
     // A block is counted after it was delivered.
     let deadline = Instant::now() + PATIENCE;
     while node.metrics.count(OutcomeKind::Block) as usize != server.block_requests() {
@@ -1095,7 +1105,7 @@ async fn an_invalid_block_in_a_car_opens_the_breaker() {
     .await;
     let node = Node::new(&[&server]);
     let error = node.read(root, "", ENTITY).await.expect_err("no other source");
-    assert_eq!(node.metrics.cars(CarOutcome::InvalidBlock), 1);
+    node.has_counted(CarOutcome::InvalidBlock, 1).await;
     assert_eq!((node.metrics.breakers_open.get(), server.car_requests().len()), (1, 1), "{error}");
     assert_eq!(server.block_requests(), 0, "once was enough");
 }
@@ -1112,10 +1122,15 @@ async fn a_transfer_ends_with_its_readers() {
     let session = node.session(root);
     let first = session.get_ahead(&root, &ReadAhead::below(root, ENTITY)).await.expect("is received");
     assert_eq!(first.cid(), &root);
-    assert!(node.memory.try_take(MEMORY).is_none(), "the body is being read");
+    // What was sent is read, and then memory is held for the section that does not come.
+    let deadline = Instant::now() + PATIENCE;
+    while (node.metrics.body_bytes.get() as usize) < 50 * KIB || node.memory.try_take(MEMORY).is_some() {
+        assert!(Instant::now() < deadline, "{} bytes are read", node.metrics.body_bytes.get());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     drop((first, session));
     node.is_released().await;
-    assert_eq!(node.metrics.cars(CarOutcome::Cancelled), 1);
+    node.has_counted(CarOutcome::Cancelled, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -379,6 +379,7 @@ async fn while_a_pin_is_removed_other_changes_proceed_and_its_root_waits() {
     let (one, other) = (owner("one"), owner("other"));
     let root = *first[0].cid();
     let request = pin(&pins, &one, wanted(&first)).await;
+    until("its worker has ended", async || (pins.index().counts().active_roots == 0).then_some(())).await;
     // What a removal does under the lock. The store's part follows below.
     pins.index_mut().remove(&request.id).expect("is there");
     assert!(pins.index_mut().begin_removal(&root));

@@ -208,7 +208,11 @@ impl Pins {
         name: Option<String>,
     ) -> Result<PinRequest, PinsError> {
         let pins = Arc::clone(self);
-        self.spawn_change(async move { pins.refresh(&root).await }).await?;
+        self.spawn_change(async move {
+            pins.refresh(&root).await?;
+            pins.settle_stored(&root).await
+        })
+        .await?;
         let own = self.of_root(&owner.id, &root).into_iter().find(|request| request.status == Status::Pinned);
         match own {
             Some(own) if name.is_none() || own.name.as_deref() == name.as_deref() => Ok(own),
@@ -217,6 +221,24 @@ impl Pins {
                 self.replace(owner, &own.id, wanted).await
             }
             None => self.record(owner, root, name, Meta::new()).await,
+        }
+    }
+
+    /// Settles the pending requests for a root whose pin in the store is complete, also while a worker fetches it: the
+    /// pin may have been completed by an import. The caller holds the lock of changes.
+    async fn settle_stored(&self, root: &Cid) -> Result<(), PinsError> {
+        {
+            let index = self.index();
+            if !index.is_pending(root) || index.is_removing(root) {
+                return Ok(());
+            }
+        }
+        match self.store.pin(root).await?.filter(|pin| pin.state == PinState::Complete) {
+            Some(summary) => {
+                self.index_mut().set_progress(root, progress(&summary), true);
+                self.settle_complete(root).await
+            }
+            None => Ok(()),
         }
     }
 

@@ -354,6 +354,23 @@ async fn an_import_that_completes_a_pin_settles_its_requests() {
     pins.stop().await;
 }
 
+/// The import is faster than the worker, which waits for a block of the network.
+#[tokio::test]
+async fn an_import_settles_the_request_of_a_dag_that_is_being_fetched() {
+    let mut world = World::new();
+    world.upstream = Upstream::new(0);
+    let blocks = dag("one", 0..3);
+    let pins = world.start().await;
+    let request = pins.request(&Owner::operator(), wanted(&blocks)).await.expect("is accepted");
+    until("it is being fetched", async || (pins.index().counts().active_roots == 1).then_some(())).await;
+    let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(*blocks[0].cid(), None, supply).await.expect("pins");
+    let recorded = pins.record_once(&Owner::operator(), *blocks[0].cid(), None).await.expect("records");
+    assert_eq!((&recorded.id, recorded.status), (&request.id, Status::Pinned));
+    assert_eq!(pins.of_root(OPERATOR, blocks[0].cid()).len(), 1);
+    pins.stop().await;
+}
+
 /// What a store is given of a packed file, in order.
 #[derive(Default)]
 struct PackedItems {

@@ -1,6 +1,6 @@
 //! Nodes with the same swarm key connect only to each other.
 
-use crate::support::{NEVER, Node, options};
+use super::support::{NEVER, Node, options};
 use p2p_bridge::{Bridge, BridgeOptions, StartError};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Nodes that are reached through a relay, and then directly.
 
-use crate::support::{Node, options, until};
+use super::support::{Node, options, until};
 use futures::StreamExt as _;
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{NetworkBehaviour, SwarmEvent};

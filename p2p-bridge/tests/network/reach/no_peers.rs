@@ -1,6 +1,6 @@
 //! Nodes without peers, and the end of the swarm task.
 
-use crate::support::{Node, PATIENCE, block, options, until};
+use super::support::{Node, PATIENCE, block, options, until};
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid, Policy, SourceError, Verdict};
 use p2p_bridge::network_policy::NetworkPolicy;

@@ -2,7 +2,7 @@
 //! is announced within a few round trips, and the cost of both is measured.
 //!
 //! The servers run `libp2p-kad` alone, so that there can be many of them. The measurements are ignored tests: `cargo
-//! test --release -p causeway-p2p-bridge --test providing -- --ignored --nocapture`.
+//! test --release -p causeway-p2p-bridge --test network providing -- --ignored --nocapture`.
 
 use content::MemoryBlocks;
 use content::{Block, codec, hashes};

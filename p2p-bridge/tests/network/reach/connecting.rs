@@ -1,6 +1,6 @@
 //! Connections on request, and the information about connected peers.
 
-use crate::support::{Node, options, until};
+use super::support::{Node, options, until};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::connecting::{AddressOrigin, ConnectError};

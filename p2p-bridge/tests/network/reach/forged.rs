@@ -1,7 +1,7 @@
 //! Peers that try to make a node connect to addresses that it must not dial. Services on these addresses record
 //! connections and what they receive.
 
-use crate::support::{NEVER, Node, PATIENCE, options, until};
+use super::support::{NEVER, Node, PATIENCE, options, until};
 use futures::StreamExt as _;
 use libp2p::swarm::behaviour::NewExternalAddrCandidate;
 use libp2p::swarm::{FromSwarm, NetworkBehaviour, Swarm, SwarmEvent};

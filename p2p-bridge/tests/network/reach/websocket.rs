@@ -1,6 +1,6 @@
 //! Blocks over WebSocket, on public and on private networks.
 
-use crate::support::{Node, options};
+use super::support::{Node, options};
 
 const WS: &str = "/ip4/127.0.0.1/tcp/0/ws";
 

@@ -46,7 +46,8 @@ impl From<Error> for OrderFailure {
         let kind = match &error {
             Error::Api(problem) => match problem.r#type.as_deref().and_then(|kind| kind.rsplit(':').next()) {
                 Some("rateLimited") => FailureKind::RateLimited,
-                Some("serverInternal") => FailureKind::Unreachable,
+                // The library has sent the request again twice: the next order has other nonces (RFC 8555, section 6.5).
+                Some("serverInternal" | "badNonce") => FailureKind::Unreachable,
                 _ if problem.status.is_some_and(|status| status >= 500) => FailureKind::Unreachable,
                 _ if problem.status == Some(429) => FailureKind::RateLimited,
                 _ => FailureKind::Rejected,
@@ -316,6 +317,7 @@ mod tests {
         let table = [
             (problem("rateLimited", 429), FailureKind::RateLimited),
             (problem("serverInternal", 500), FailureKind::Unreachable),
+            (problem("badNonce", 400), FailureKind::Unreachable),
             (problem("other", 503), FailureKind::Unreachable),
             (problem("other", 429), FailureKind::RateLimited),
             (problem("rejectedIdentifier", 400), FailureKind::Rejected),

@@ -84,7 +84,7 @@ pub fn renewal_at(validity: Validity, window: Option<Window>, random: f64) -> i6
 /// What kind of failure an order ended in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureKind {
-    /// The authority does not answer, or has an error of its own.
+    /// The authority does not answer, or has an error of its own, such as nonces that it rejects.
     Unreachable,
     /// A limit of the authority is reached.
     RateLimited,

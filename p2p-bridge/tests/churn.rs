@@ -36,8 +36,13 @@ const RUN_MAX: Duration = Duration::from_secs(400);
 const READERS: usize = 16;
 const DAGS: usize = 40;
 const LEAVES: usize = 4;
-/// The timeout of a retrieval.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout of a retrieval: a limit against hanging, as the above.
+const STALL_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a reader stays at least.
+const READER_STAYS: Duration = Duration::from_secs(30);
+
+/// A DAG, its reader, and how long the retrieval took.
+type Retrieval = (usize, usize, Result<Duration, SourceError>);
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 struct Rng(u64);
@@ -109,7 +114,7 @@ impl Node {
         let options = BridgeOptions {
             listen: vec!["/ip4/127.0.0.1/tcp/0".parse().expect("address")],
             bootstrap,
-            stall_timeout: PATIENCE,
+            stall_timeout: STALL_TIMEOUT,
             nat: NatOptions { upnp: false, ..NatOptions::default() },
             ..BridgeOptions::new(dir.path())
         };
@@ -167,6 +172,14 @@ async fn read(bridge: Bridge, dag_blocks: Vec<Block>) -> Result<Duration, Source
     Ok(begun.elapsed())
 }
 
+/// Records a retrieval. One that fails because its reader has left in the meantime does not count.
+fn record(times: &mut Vec<Retrieval>, generations: &[usize], (generation, retrieval): (usize, Retrieval)) {
+    let (_, reader, result) = &retrieval;
+    if result.is_ok() || generations[*reader] == generation {
+        times.push(retrieval);
+    }
+}
+
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() - 1) * percent / 100]
 }
@@ -189,7 +202,7 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
         let leaves_at = (n >= stable).then(|| born + Duration::from_secs(8) + rng.session());
         nodes.push(Node::start(vec![entry.clone()], n >= stable && rng.chance(10), leaves_at).await);
     }
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + RUN_MAX;
     while nodes.iter().any(|node| node.table_size() < 8.0) {
         assert!(Instant::now() < deadline, "the nodes did not connect to each other");
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -219,6 +232,8 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
     let mut left = 0;
     let mut reads = FuturesUnordered::new();
     let mut times = Vec::new();
+    // How many nodes have been in each place before.
+    let mut generations = vec![0; count];
     let run = Instant::now();
     let mut asked = vec![HashSet::new(); DAGS];
     while run.elapsed() < RUN || times.len() < RETRIEVALS_MIN {
@@ -233,6 +248,7 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
             old.bridge.shutdown().await;
             drop(old);
             left += 1;
+            generations[place] += 1;
             if rng.chance(33) {
                 silent_ports.extend(listen_silently(&address));
             }
@@ -243,20 +259,23 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
         }
         for _ in 0..4 {
             let (n, reader) = (rng.below(DAGS), rng.below(count));
-            // A node that stays until the end of the retrieval, and does not have the DAG.
-            let stays = nodes[reader].leaves_at.is_none_or(|at| at > Instant::now() + PATIENCE);
+            // A node that stays for longer than retrievals usually take, and does not have the DAG.
+            let stays = nodes[reader].leaves_at.is_none_or(|at| at > Instant::now() + READER_STAYS);
             if reads.len() < READERS && stays && !dags[n].holders.contains(&reader) && asked[n].insert(reader) {
                 let reading = read(nodes[reader].bridge.clone(), dags[n].blocks.clone());
-                reads.push(tokio::spawn(async move { (n, reader, reading.await) }));
+                let generation = generations[reader];
+                reads.push(tokio::spawn(async move { (generation, (n, reader, reading.await)) }));
             }
         }
         tokio::select! {
-            Some(done) = reads.next(), if !reads.is_empty() => times.push(done.expect("no panic")),
+            Some(done) = reads.next(), if !reads.is_empty() => {
+                record(&mut times, &generations, done.expect("no panic"));
+            }
             () = tokio::time::sleep(Duration::from_millis(20)) => {}
         }
     }
     while let Some(done) = reads.next().await {
-        times.push(done.expect("no panic"));
+        record(&mut times, &generations, done.expect("no panic"));
     }
 
     let failed: Vec<_> = times.iter().filter(|(_, _, result)| result.is_err()).collect();

@@ -269,8 +269,7 @@ mod tests {
         assert_eq!((set.level.as_str(), set.configured.as_str(), set.until), ("debug", "info", None));
         assert!(level.set("trace", Some(Duration::from_secs(60))).expect("is good").until.is_some());
         // The second temporary level replaces the first.
-        level.set("warn", Some(Duration::from_millis(500))).expect("is good");
-        assert_eq!(level.now().level, "warn");
+        assert_eq!(level.set("warn", Some(Duration::from_millis(500))).expect("is good").level, "warn");
         let begun = std::time::Instant::now();
         while level.now().until.is_some() {
             assert!(begun.elapsed() < Duration::from_secs(20), "it is not reset");

@@ -141,6 +141,8 @@ async fn a_rotated_log_is_opened_again_on_sighup_and_no_line_is_lost() {
     // As logrotate does: rename, then the signal.
     fs::rename(&file, &rotated).expect("renames");
     assert_eq!(node.get(INLINE).await.status, 200);
+    // The line is queued when the request has ended, a moment after the response.
+    node.metrics_when(|metrics| metrics.sample("causeway_http_requests_in_flight") == 0).await;
     kill(Pid::from_raw(node.process.id() as i32), Signal::SIGHUP).expect("is running");
     eventually("the file is opened again", TIMEOUT, async || {
         let reopened = node.process.stderr().contains("the access log was opened again");
@@ -254,7 +256,9 @@ async fn a_slow_request_is_logged_with_where_its_time_went() {
     assert_eq!((&fields["client"], &fields["status"]), (&"-".into(), &status.into()), "{line}");
     assert!(of("path_ms") >= 1000.0 && of("path_ms") <= of("first_byte_ms"), "{line}");
     let steps = of("admission_ms") + of("host_ms") + of("name_ms") + of("path_ms");
-    assert!((steps - of("first_byte_ms")).abs() < 50.0 && of("duration_ms") >= of("first_byte_ms"), "{line}");
+    // Between the end of the path and the first byte, a busy machine may do something else.
+    assert!(steps <= of("first_byte_ms") + 1.0 && 2.0 * of("path_ms") > of("first_byte_ms"), "{line}");
+    assert!(of("duration_ms") >= of("first_byte_ms"), "{line}");
     assert!(!line.contains("secret"), "{line}");
     let log = node.process.stderr();
     assert_eq!(log.matches("slow request").count(), 1, "fast requests are not logged: {log}");

@@ -10,9 +10,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// What is late because this machine is busy is requested again, outside of its CAR: such a read is repeated.
+const ATTEMPTS_MAX: usize = 5;
+/// How long the last requests may take to be counted.
+const COUNTED_WITHIN: Duration = Duration::from_secs(30);
 const GATEWAYS: &str = "CAUSEWAY_P2P_GATEWAYS";
 const CARS: &str = "CAUSEWAY_P2P_HTTP_CARS";
 const SINGLE_BLOCKS: &str = "causeway_http_source_requests_total{outcome=\"block\"}";
@@ -61,7 +65,7 @@ async fn text_is_read_as_it_is_stored(cars: bool, gateway: &str, roots: &[String
         reader.expect(&format!("/ipfs/{root}"), text).await;
     }
     // A block is counted after it was delivered.
-    eventually("all blocks are counted", Duration::from_secs(30), async || {
+    eventually("all blocks are counted", COUNTED_WITHIN, async || {
         let blocks = reader.metrics().await.sample("causeway_http_source_block_bytes_total");
         if blocks > 2 * text.len() as u64 { Ok(()) } else { Err(format!("{blocks} bytes of blocks")) }
     })
@@ -110,6 +114,18 @@ async fn a_file_from_another_causeway_is_one_request() {
 
 /// Reads a file by each of its roots from a gateway: as a whole, and again a part of it.
 async fn expect_one_request_each(gateway: &str, roots: &[String], content: &[u8]) {
+    let mut late = Vec::new();
+    for _ in 0..ATTEMPTS_MAX {
+        late = further_requests(gateway, roots, content).await;
+        if late.is_empty() {
+            return;
+        }
+    }
+    panic!("{late:?}");
+}
+
+/// The same once, with new nodes; returns what was requested besides.
+async fn further_requests(gateway: &str, roots: &[String], content: &[u8]) -> Vec<String> {
     let dirs = [folder(), folder()];
     let [whole, part] = dirs.each_ref().map(|dir| Launch::new(dir.path()).set(GATEWAYS, gateway).set(CARS, true));
     let (whole, part) = (whole.start().await, part.start().await);
@@ -122,20 +138,24 @@ async fn expect_one_request_each(gateway: &str, roots: &[String], content: &[u8]
         assert_eq!(body.len(), 1_000_000);
         assert_same_bytes("a part", &body, &content[9_000_000..10_000_000]);
     }
+    let expected = roots.len() as u64;
+    let mut late = Vec::new();
     for causeway in [whole, part] {
         let complete = "causeway_http_source_cars_total{outcome=\"complete\"}";
-        eventually("both requests have ended", Duration::from_secs(30), async || {
-            let ended = causeway.metrics().await.sample(complete);
-            // Of a part, the beginning of the file is read as well, for its type.
-            let roots = roots.len() as u64;
-            if (roots..=2 * roots).contains(&ended) { Ok(()) } else { Err(format!("{ended} have ended")) }
-        })
-        .await;
-        let metrics = causeway.metrics().await;
-        let single = metrics.sample("causeway_http_source_requests_total{outcome=\"block\"}");
-        assert!(single <= 2, "{single} blocks were requested one by one");
+        let begun = Instant::now();
+        let mut metrics = causeway.metrics().await;
+        while metrics.sample(complete) < expected && begun.elapsed() < COUNTED_WITHIN {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            metrics = causeway.metrics().await;
+        }
+        let (cars, single) = (metrics.sample(complete), metrics.sample(SINGLE_BLOCKS));
+        // Of a part, the beginning of the file is read as well, for its type.
+        if !(expected..=2 * expected).contains(&cars) || single > 2 {
+            late.push(format!("{cars} CARs are complete, and {single} blocks were requested one by one"));
+        }
         causeway.stop().await;
     }
+    late
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,17 +189,37 @@ async fn invalid_blocks_of_a_gateway_are_rejected() {
 
 /// Reads everything through one gateway without other sources, and again without it.
 async fn read_over_http(cars: bool, gateway: &str, items: &[Item]) {
+    let mut late = Vec::new();
+    for _ in 0..ATTEMPTS_MAX {
+        late = requested_one_by_one(cars, gateway, items).await;
+        if late.is_empty() {
+            return;
+        }
+    }
+    panic!("{late:?}");
+}
+
+/// The same once, with a new node; returns what was requested outside of CARs, if it should have been in one.
+async fn requested_one_by_one(cars: bool, gateway: &str, items: &[Item]) -> Vec<String> {
     let dir = folder();
     let causeway = Launch::new(dir.path()).set(GATEWAYS, gateway).set(CARS, cars).start().await;
     let cold = fetch_all(&causeway, items).await;
     let (_, _, network) = cold.tiers();
     assert!(network > 0, "the network answered");
+    let mut late = Vec::new();
     if cars {
-        most_came_in_cars(&causeway, network).await;
+        let (single, of_cars) = blocks_by_request(&causeway, network).await;
+        if of_cars <= 10 * single {
+            late.push(format!("{single} blocks were requested one by one, and {of_cars} were in CARs"));
+        }
+        // A late block is received alone and in the CAR.
+        if cold.received("duplicate") > 0 {
+            late.push(format!("{} duplicates", cold.received("duplicate")));
+        }
     } else {
         each_came_by_itself_once(&causeway, network).await;
+        assert_eq!(cold.received("duplicate"), 0, "duplicates");
     }
-    assert_eq!(cold.received("duplicate"), 0, "duplicates");
     for outcome in ["lie", "failed", "useless", "busy"] {
         let requests = cold.sample(&format!("causeway_http_source_requests_total{{outcome=\"{outcome}\"}}"));
         assert_eq!(requests, 0, "{outcome}");
@@ -192,11 +232,12 @@ async fn read_over_http(cars: bool, gateway: &str, items: &[Item]) {
     let warm = fetch_all(&causeway, items).await;
     assert_eq!(warm.hits("network"), 0, "it was kept");
     causeway.stop().await;
+    late
 }
 
 /// A block is counted after it was delivered, so that the last ones may not be yet.
 async fn each_came_by_itself_once(causeway: &Causeway, network: u64) {
-    eventually("all blocks are counted", Duration::from_secs(30), async || {
+    eventually("all blocks are counted", COUNTED_WITHIN, async || {
         let blocks = causeway.metrics().await.sample(SINGLE_BLOCKS);
         if blocks >= network { Ok(()) } else { Err(format!("{blocks} of {network} blocks")) }
     })
@@ -204,16 +245,15 @@ async fn each_came_by_itself_once(causeway: &Causeway, network: u64) {
     assert_eq!(causeway.metrics().await.sample(SINGLE_BLOCKS), network, "each block came over HTTP once");
 }
 
-async fn most_came_in_cars(causeway: &Causeway, network: u64) {
-    eventually("all blocks are counted", Duration::from_secs(30), async || {
+/// The numbers of blocks that were requested one by one, and that were in CARs, once all are counted.
+async fn blocks_by_request(causeway: &Causeway, network: u64) -> (u64, u64) {
+    eventually("all blocks are counted", COUNTED_WITHIN, async || {
         let metrics = causeway.metrics().await;
         let (single, of_cars) = (metrics.sample(SINGLE_BLOCKS), metrics.sample(CAR_BLOCKS));
-        if single + of_cars >= network { Ok(()) } else { Err(format!("{single} and {of_cars} of {network} blocks")) }
+        let counted = single + of_cars >= network;
+        if counted { Ok((single, of_cars)) } else { Err(format!("{single} and {of_cars} of {network} blocks")) }
     })
-    .await;
-    let metrics = causeway.metrics().await;
-    let (single, of_cars) = (metrics.sample(SINGLE_BLOCKS), metrics.sample(CAR_BLOCKS));
-    assert!(of_cars > 10 * single, "{single} blocks were requested one by one, and {of_cars} were in CARs");
+    .await
 }
 
 fn items(kubo: &Kubo) -> Vec<Item> {

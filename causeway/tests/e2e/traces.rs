@@ -183,8 +183,11 @@ async fn a_dead_collector_changes_nothing_but_the_metric() {
     let dir = TempDir::new().expect("a folder");
     // Connections are accepted by the kernel, and nothing is answered.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let refusing = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
-    for (name, address) in [("silent", silent.local_addr().expect("is bound")), ("refusing", refusing)] {
+    // A socket that is bound and does not listen: nothing else gets its port.
+    let refusing = tokio::net::TcpSocket::new_v4().expect("a socket");
+    refusing.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+    let addresses = [("silent", silent.local_addr()), ("refusing", refusing.local_addr())];
+    for (name, address) in addresses.map(|(name, address)| (name, address.expect("is bound"))) {
         let (data, log) = (dir.path().join(name), dir.path().join(format!("{name}.log")));
         fs::create_dir(&data).expect("creates");
         let node = launch(&data, &format!("http://{address}"), "1", &log).set("CAUSEWAY_P2P_OFFLINE", true);

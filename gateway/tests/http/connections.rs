@@ -102,18 +102,27 @@ async fn requests_over_the_limit_wait_and_health_checks_do_not() {
     let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
     setup.http.connections_max = 1;
     let site = setup.start().await;
-    let busy = reads_slowly(&site, &large).await;
+    let mut busy = reads_slowly(&site, &large).await;
     for path in ["/healthz", "/readyz"] {
         assert_eq!(site.get(path).await.status(), 200, "{path}");
     }
     let refused = site.get(&format!("/ipfs/{}", text.cid())).await;
     assert_eq!((refused.status().as_u16(), header(&refused, "retry-after")), (503, "5"));
-    let mut next = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", text.cid())).await;
-    site.until_metric("causeway_http_requests_in_flight", 2).await;
-    drop(busy);
-    let mut answer = [0; 15];
-    tokio::time::timeout(PATIENCE, next.read_exact(&mut answer)).await.expect("in time").expect("an answer");
-    assert_eq!(&answer, b"HTTP/1.1 200 OK");
+    for attempt in 1..=5 {
+        let mut next = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", text.cid())).await;
+        site.until_metric("causeway_http_requests_in_flight", 2).await;
+        drop(busy);
+        let mut answer = [0; 15];
+        tokio::time::timeout(PATIENCE, next.read_exact(&mut answer)).await.expect("in time").expect("an answer");
+        if answer == *b"HTTP/1.1 200 OK" {
+            return;
+        }
+        // The server may have seen the end of the other connection too late, if this machine is busy.
+        assert!(answer.starts_with(b"HTTP/1.1 503") && attempt < 5, "{}", String::from_utf8_lossy(&answer));
+        drop(next);
+        site.until_metric("causeway_http_connections", 0).await;
+        busy = reads_slowly(&site, &large).await;
+    }
 }
 
 /// Connects from another address of this machine.

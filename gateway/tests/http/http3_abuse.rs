@@ -8,6 +8,7 @@ use crate::quic::{
 use crate::site::{PATIENCE, Setup, Site, until};
 use crate::upstream::FakeNetwork;
 use content::Block;
+use futures::FutureExt as _;
 use h3::error::Code;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -88,6 +89,12 @@ async fn heads_that_are_too_long_are_answered() {
     assert!(receive.read_to_end(10_000).await.expect("an orderly end").ends_with(b"ok\n"));
 }
 
+/// Whether the server has reset a stream, on which it sends nothing. The end of the connection is no reset.
+fn is_reset(receive: &mut quinn::RecvStream) -> bool {
+    let end = receive.read_to_end(1).now_or_never();
+    matches!(end, Some(Err(quinn::ReadToEndError::Read(quinn::ReadError::Reset(_)))))
+}
+
 /// All streams of a connection together hold few bytes of heads.
 #[tokio::test]
 async fn incomplete_heads_are_bounded_together_and_in_time() {
@@ -101,15 +108,16 @@ async fn incomplete_heads_are_bounded_together_and_in_time() {
             streams.push(stream);
         }
     }
-    let mut reset = 0;
-    for (_, receive) in &mut streams {
-        if tokio::time::timeout(Duration::from_millis(20), receive.read_to_end(1)).await.is_ok_and(|end| end.is_err()) {
-            reset += 1;
-        }
-    }
-    assert!(client.quic.close_reason().is_none());
     // 128 KiB are enough for six of them.
-    assert!(streams.len() - reset <= 6, "{} streams of which {reset} are reset", streams.len());
+    let begun = Instant::now();
+    loop {
+        streams.retain_mut(|(_, receive)| !is_reset(receive));
+        if streams.len() <= 6 {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{} streams are not reset", streams.len());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     // No request comes.
     assert_eq!(client.ended().await, Some(Code::H3_NO_ERROR.value()));
     site.until_metric("causeway_http_connections", 0).await;
@@ -175,7 +183,8 @@ async fn rapid_resets_end_the_connection() {
 async fn streams_without_a_window_end_in_time() {
     let block: Block = raw(noise(1, 100_000));
     let mut setup = Setup { tls: true, ..Setup::new(&[&block]) };
-    setup.http.send_timeout_seconds = 1;
+    // All streams are opened within it, however busy this machine is.
+    setup.http.send_timeout_seconds = 5;
     let site = setup.start().await;
     let memory = Arc::clone(site.gateway.limits().memory.all());
     let all = memory.left();
@@ -192,9 +201,9 @@ async fn streams_without_a_window_end_in_time() {
         send.finish().expect("is open");
         streams.push(receive);
     }
+    site.until_metric("causeway_http_requests_in_flight", STREAMS_MAX).await;
     // No more than that.
     assert!(tokio::time::timeout(Duration::from_millis(100), quic.open_bi()).await.is_err(), "the streams are limited");
-    site.until_metric("causeway_http_requests_in_flight", STREAMS_MAX).await;
     // None ends because its client begins to read.
     site.until_metric("causeway_http_requests_in_flight", 0).await;
     for receive in &mut streams {

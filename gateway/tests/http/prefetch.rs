@@ -521,7 +521,7 @@ async fn it_continues_when_the_page_was_sent_until_shutdown() {
 #[tokio::test]
 async fn it_ends_some_time_after_the_page_was_sent() {
     let image = raw("image");
-    let brief = |setup: &mut Setup| setup.limits.prefetch_time_max = Duration::from_millis(10);
+    let brief = |setup: &mut Setup| setup.limits.prefetch_time_max = Duration::from_secs(1);
     let world = World::with("<img src=image.png>", &[("image.png", &image)], &[&image], brief).await;
     world.open().await;
     world.until_paths(0, 0, 1).await;

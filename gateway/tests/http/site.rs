@@ -31,6 +31,7 @@ use services::limiter::Limiter;
 use services::telemetry::Tracer;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -338,23 +339,31 @@ pub async fn until(condition: impl Fn() -> bool, what: &str) {
 pub struct FailingNetwork {
     gate: Arc<Semaphore>,
     error: fn(Cid) -> SourceError,
+    asked: AtomicU64,
 }
 
 impl FailingNetwork {
     /// With an open gate.
     pub fn at_once(error: fn(Cid) -> SourceError) -> Arc<Self> {
-        Arc::new(Self { gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), error })
+        let gate = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+        Arc::new(Self { gate, error, asked: AtomicU64::default() })
     }
 
     /// With a gate that opens when the semaphore gets permits.
     pub fn gated(error: fn(Cid) -> SourceError) -> (Arc<Self>, Arc<Semaphore>) {
         let gate = Arc::new(Semaphore::new(0));
-        (Arc::new(Self { gate: Arc::clone(&gate), error }), gate)
+        (Arc::new(Self { gate: Arc::clone(&gate), error, asked: AtomicU64::default() }), gate)
+    }
+
+    /// The number of requested blocks so far.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::SeqCst)
     }
 }
 
 impl BlockSource for FailingNetwork {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         let (gate, error) = (Arc::clone(&self.gate), (self.error)(*cid));
         async move {
             let _open = gate.acquire().await;

@@ -364,11 +364,13 @@ async fn retry_after_is_respected() {
     for (head, rest) in table {
         let server = TestServer::start(ServerMode::Says(head.to_owned()), std::slice::from_ref(&held)).await;
         let (mut world, peer) = World::with(&server).await;
+        let asked = Instant::now();
         world.ask(peer, &held, Ask::Block);
         assert_eq!(world.answer().await.presences, vec![(*held.cid(), false)], "{head}");
         assert!(matches!(world.next().await, Event::Disconnected(_)), "{head}");
-        for (seconds, back) in [(rest - 1, false), (rest + 1, true)] {
-            world.peers.tick(Instant::now() + Duration::from_secs(seconds));
+        // The time counts from the response, which is between these instants.
+        for (since, seconds, back) in [(asked, rest - 1, false), (Instant::now(), rest + 1, true)] {
+            world.peers.tick(since + Duration::from_secs(seconds));
             assert_eq!(!world.peers.events.is_empty(), back, "{head}: after {seconds} s");
         }
         assert_eq!(server.asked().len(), 1, "{head}");

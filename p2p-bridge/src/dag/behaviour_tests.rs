@@ -589,6 +589,7 @@ async fn a_peer_that_does_not_read_delays_nobody_and_is_reported() {
     node.until("it has not stalled", |node| node.metrics.active.get() == 0).await;
     assert_eq!(node.metrics.count(ServedEnd::Stalled), 4);
     node.until_idle().await;
+    node.until("it is not reported", |node| !node.offences().is_empty()).await;
     assert_eq!(node.offences(), [(silent.peer, Offence::Stall)]);
     assert_eq!(node.ledger.get().allowance(&silent.peer), ALLOWANCE_MIN);
 }

@@ -679,19 +679,23 @@ async fn a_gateway_that_leaves_out_the_blocks_of_a_path_is_asked_for_single_bloc
             let mut bench = Bench::new(&server, root, path, ENTITY, *budget_bytes);
             assert_eq!(bench.run().await, (TransferEnd::Declined(declined), kept), "{kept} {budget_bytes}");
         }
-        let node = Node::new(&[&server]);
-        let before = server.car_requests().len();
-        for path in [path, other] {
-            let blocks = node.read(root, path, ENTITY).await.expect("is read");
-            assert_eq!(blocks, expected(&source, root, path, ENTITY).await, "{kept} {path}");
-        }
-        assert_eq!(server.car_requests().len() - before, 1, "{kept}: not for this DAG");
-        assert_eq!((node.metrics.cars(CarOutcome::Fault), node.metrics.breakers_open.get()), (0, 0), "{kept}");
-        // It sends a DAG without a path.
-        let dag = below(&source, root)[0];
-        let blocks = node.read(dag, "", ENTITY).await.expect("is read");
-        assert_eq!(blocks, expected(&source, dag, "", ENTITY).await, "{kept}");
-        assert_eq!(server.car_requests().len() - before, 2, "{kept}");
+        attempts(async || {
+            let node = Node::new(&[&server]);
+            let before = server.car_requests().len();
+            for path in [path, other] {
+                let blocks = node.read(root, path, ENTITY).await.expect("is read");
+                assert_eq!(blocks, expected(&source, root, path, ENTITY).await, "{kept} {path}");
+            }
+            assert_eq!(server.car_requests().len() - before, 1, "{kept}: not for this DAG");
+            assert_eq!((node.metrics.cars(CarOutcome::Fault), node.metrics.breakers_open.get()), (0, 0), "{kept}");
+            // It sends a DAG without a path.
+            let dag = below(&source, root)[0];
+            let blocks = node.read(dag, "", ENTITY).await.expect("is read");
+            assert_eq!(blocks, expected(&source, dag, "", ENTITY).await, "{kept}");
+            let cars = server.car_requests().len() - before;
+            if cars == 2 { Vec::new() } else { vec![format!("{kept}: {cars} CARs")] }
+        })
+        .await;
     }
 }
 
@@ -981,10 +985,14 @@ const ENTITY: ScopeOptions = ScopeOptions { scope: DagScope::Entity, entity_byte
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dag_is_one_request() {
-    // What is late because this machine is busy is requested again.
+    attempts(dag_requests).await;
+}
+
+/// Repeats an attempt that returns what was requested because it was late: this machine may be busy.
+async fn attempts(mut attempt: impl AsyncFnMut() -> Vec<String>) {
     let mut late = Vec::new();
     for _ in 0..5 {
-        late = dag_requests().await;
+        late = attempt().await;
         if late.is_empty() {
             return;
         }
@@ -1068,17 +1076,25 @@ async fn whatever_a_gateway_answers_instead_of_a_car_its_blocks_are_used() {
         ),
     ];
     for (what, change) in bodies {
-        let server = serve(&source, move |request, blocks| change(request, blocks)).await;
-        let node = Node::new(&[&server]);
-        let blocks = node.read(root, "text.txt", ENTITY).await.expect(what);
-        assert_eq!(blocks, expected(&source, root, "text.txt", ENTITY).await, "{what}");
-        let halves = what.starts_with("half");
-        // What the reader requests after the end of a half is requested as a CAR once more.
-        let cars = server.car_requests();
-        assert!(cars.len() == 1 || halves && cars.len() == 2, "{what} {cars:?}");
-        assert!(server.block_requests() <= blocks.len(), "{what}");
-        assert!(!halves || server.block_requests() <= blocks.len() / 2 + 2, "{what}: {}", server.block_requests());
+        attempts(async || requested_besides(&source, root, what, &change).await).await;
     }
+}
+
+/// Reads a file whose CAR has such a body; returns the requests if there are more than for what is missing.
+async fn requested_besides(source: &Arc<TestSource>, root: Cid, what: &str, change: &Arc<Change>) -> Vec<String> {
+    let change = Arc::clone(change);
+    let server = serve(source, move |request, blocks| change(request, blocks)).await;
+    let node = Node::new(&[&server]);
+    let blocks = node.read(root, "text.txt", ENTITY).await.expect(what);
+    assert_eq!(blocks, expected(source, root, "text.txt", ENTITY).await, "{what}");
+    let (cars, single) = (server.car_requests(), server.block_requests());
+    // What the reader requests after the end of a half is requested as a CAR once more.
+    let (cars_max, single_max) = if what.starts_with("half") { (2, blocks.len() / 2 + 2) } else { (1, blocks.len()) };
+    assert!(!cars.is_empty(), "{what}");
+    if cars.len() > cars_max || single > single_max {
+        return vec![format!("{what}: {cars:?}, and {single} blocks one by one")];
+    }
+    Vec::new()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1097,17 +1113,25 @@ async fn a_gateway_without_the_root_is_not_asked_for_it_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_invalid_block_in_a_car_opens_the_breaker() {
     let (source, root) = file(&noise(8, 200 * KIB));
-    let server = serve(&source, |_, blocks| {
-        let mut body = archive(&blocks[..1]);
-        *body.last_mut().expect("not empty") ^= 1;
-        CarResponse::of(body)
+    attempts(async || {
+        let server = serve(&source, |_, blocks| {
+            let mut body = archive(&blocks[..1]);
+            *body.last_mut().expect("not empty") ^= 1;
+            CarResponse::of(body)
+        })
+        .await;
+        let node = Node::new(&[&server]);
+        let read = node.read(root, "", ENTITY).await;
+        // Once was enough.
+        if server.block_requests() > 0 {
+            return vec![format!("{} blocks were requested", server.block_requests())];
+        }
+        let error = read.expect_err("no other source");
+        node.has_counted(CarOutcome::InvalidBlock, 1).await;
+        assert_eq!((node.metrics.breakers_open.get(), server.car_requests().len()), (1, 1), "{error}");
+        Vec::new()
     })
     .await;
-    let node = Node::new(&[&server]);
-    let error = node.read(root, "", ENTITY).await.expect_err("no other source");
-    node.has_counted(CarOutcome::InvalidBlock, 1).await;
-    assert_eq!((node.metrics.breakers_open.get(), server.car_requests().len()), (1, 1), "{error}");
-    assert_eq!(server.block_requests(), 0, "once was enough");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1138,8 +1162,14 @@ async fn as_many_cars_as_are_allowed_run_at_a_time_and_the_rest_is_requested_by_
     let source = Arc::new(TestSource::default());
     let import = Import::new(&source, profile(false));
     let roots: Vec<Cid> = (0..40).map(|seed| import.file(&text(seed, 20_000)).cid).collect();
+    attempts(async || cars_over_the_limit(&source, &roots).await).await;
+}
+
+/// Reads all files at once; returns the number of CARs if there are more than run at a time. Those that are requested
+/// after others have ended are late.
+async fn cars_over_the_limit(source: &Arc<TestSource>, roots: &[Cid]) -> Vec<String> {
     let server = TestServer::start(ServerMode::Honest, &source.all()).await;
-    let answering = Arc::clone(&source);
+    let answering = Arc::clone(source);
     server.answer_cars(move |request| {
         let source = Arc::clone(&answering);
         async move {
@@ -1150,7 +1180,7 @@ async fn as_many_cars_as_are_allowed_run_at_a_time_and_the_rest_is_requested_by_
     });
     let node = Arc::new(Node::new(&[&server]));
     let reads = roots.iter().map(|root| {
-        let (node, source, root) = (Arc::clone(&node), Arc::clone(&source), *root);
+        let (node, source, root) = (Arc::clone(&node), Arc::clone(source), *root);
         tokio::spawn(async move {
             let blocks = node.read(root, "", ENTITY).await.expect("is read");
             assert_eq!(blocks, expected(&source, root, "", ENTITY).await);
@@ -1160,9 +1190,9 @@ async fn as_many_cars_as_are_allowed_run_at_a_time_and_the_rest_is_requested_by_
         read.await.expect("no panic");
     }
     let cars = server.car_requests().len();
-    assert!((1..=8).contains(&cars), "{cars} CARs at a time");
-    assert!(server.block_requests() > 0);
+    assert!(cars > 0 && server.block_requests() > 0, "{cars} CARs");
     node.is_released().await;
+    if cars <= 8 { Vec::new() } else { vec![format!("{cars} CARs at a time")] }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -69,6 +69,8 @@ struct Node {
     bridge: Bridge,
     store: Arc<Store>,
     registry: Registry,
+    /// What had been received when the node was ready for transfers.
+    before: Mutex<(u64, u64, u64)>,
     _dir: TempDir,
 }
 
@@ -86,7 +88,7 @@ impl Node {
         };
         let mut registry = Registry::default();
         let bridge = Bridge::start(options, Arc::clone(&store) as _, &mut registry).await.expect("starts");
-        Self { bridge, store, registry, _dir: dir }
+        Self { bridge, store, registry, before: Mutex::default(), _dir: dir }
     }
 
     async fn address(&self) -> Multiaddr {
@@ -97,6 +99,30 @@ impl Node {
         let (peer, addresses) = (other.bridge.peer_id(), other.bridge.addresses().await);
         self.bridge.connect(peer, addresses, AddressOrigin::Operator, PATIENCE).await.expect("connects");
         self.until_identified(&peer).await;
+    }
+
+    /// Connects to a node, and waits until blocks are received in transfers from it: that a peer has the protocol is
+    /// known a moment after it is identified. What is received meanwhile does not count.
+    async fn connect_for_transfers(&self, other: &Node) {
+        self.connect(other).await;
+        let mut reads = 0;
+        eventually("a file is received in a transfer", async || {
+            reads += 1;
+            let bytes = content(1_000 + 2 * reads, 2 * LEAF_BYTES);
+            let file = other.store.add(&bytes);
+            assert!(self.read(&file, 0..bytes.len() as u64).await == bytes);
+            let (plain, packed, _) = self.received();
+            plain + packed > 0
+        })
+        .await;
+        // Blocks are counted after they were delivered.
+        eventually("all blocks are counted", async || {
+            let (plain, packed, by_bitswap) = self.received();
+            plain + packed + by_bitswap >= 3 * reads && self.sample("causeway_dag_transfers_running") == 0
+        })
+        .await;
+        let received = self.received();
+        *self.before.lock().expect("no panic") = received;
     }
 
     /// Waits until the protocols of a peer are known.
@@ -117,7 +143,9 @@ impl Node {
     /// The blocks that came in transfers: plain and packed, and those by Bitswap.
     fn received(&self) -> (u64, u64, u64) {
         let of = |form: &str| self.sample(&format!("causeway_dag_received_blocks_total{{form=\"{form}\"}}"));
-        (of("plain"), of("packed"), self.sample("causeway_bitswap_blocks_total{kind=\"wanted\"}"))
+        let by_bitswap = self.sample("causeway_bitswap_blocks_total{kind=\"wanted\"}");
+        let before = *self.before.lock().expect("no panic");
+        (of("plain") - before.0, of("packed") - before.1, by_bitswap - before.2)
     }
 
     async fn read(&self, file: &Cid, range: std::ops::Range<u64>) -> Bytes {
@@ -190,7 +218,7 @@ async fn a_file_comes_in_one_transfer_over_each_transport() {
 async fn blocks_keep_the_form_in_which_the_peer_stores_them() {
     let (holder, asker) = (Node::start(TCP, Vec::new(), true).await, Node::start(TCP, Vec::new(), true).await);
     let file = holder.store.add(&content(2, 4 * LEAF_BYTES));
-    asker.connect(&holder).await;
+    asker.connect_for_transfers(&holder).await;
     let source = asker.bridge.session(&file);
     let root = source.get_ahead(&file, &ReadAhead::all(file)).await.expect("is received");
     for link in content::dag::links(&root).expect("links") {
@@ -239,7 +267,7 @@ async fn a_range_costs_its_own_blocks() {
     let (holder, asker) = (Node::start(TCP, Vec::new(), true).await, Node::start(TCP, Vec::new(), true).await);
     let bytes = content(5, 100 * LEAF_BYTES);
     let file = holder.store.add(&bytes);
-    asker.connect(&holder).await;
+    asker.connect_for_transfers(&holder).await;
     let (start, end) = (50 * LEAF_BYTES, 54 * LEAF_BYTES);
     assert!(asker.read(&file, start as u64..end as u64).await == bytes[start..end]);
     eventually("the transfer ends", async || asker.sample("causeway_dag_transfers_running") == 0).await;
@@ -261,7 +289,9 @@ async fn a_path_is_resolved_and_its_file_read_in_one_transfer() {
     let part = content::importer::Part { cid: file, file_bytes: bytes.len() as u64, dag_bytes: bytes.len() as u64 };
     tree.add(b"a/b/c/d/e/file", &part, sink).expect("adds");
     let root = tree.finish(sink).expect("finishes").cid;
-    asker.connect(&holder).await;
+    asker.connect_for_transfers(&holder).await;
+    let complete = "causeway_dag_transfers_total{end=\"complete\"}";
+    let before = (asker.sample(complete), asker.sample("causeway_dag_transfers_total"));
     let source = asker.bridge.session(&root);
     let scope = ReadAhead::of_file(file, 0, u64::MAX).scope;
     let names = ["a", "b", "c", "d", "e", "file"].map(str::to_owned);
@@ -276,9 +306,8 @@ async fn a_path_is_resolved_and_its_file_read_in_one_transfer() {
     assert!(read == bytes);
     let (plain, packed, by_bitswap) = asker.received();
     assert_eq!((plain + packed, by_bitswap), (6 + 1 + 8, 0));
-    let ended = "causeway_dag_transfers_total{end=\"complete\"}";
-    eventually("the transfer ends", async || asker.sample(ended) > 0).await;
-    assert_eq!(asker.sample("causeway_dag_transfers_total"), 1, "one transfer for the path and the file");
+    eventually("the transfer ends", async || asker.sample(complete) > before.0).await;
+    assert_eq!(asker.sample("causeway_dag_transfers_total") - before.1, 1, "one transfer for the path and the file");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -286,13 +315,15 @@ async fn a_transfer_ends_when_its_reader_leaves() {
     let (holder, asker) = (Node::start(TCP, Vec::new(), true).await, Node::start(TCP, Vec::new(), true).await);
     let bytes = content(7, 60_000_000);
     let file = holder.store.add(&bytes);
-    asker.connect(&holder).await;
+    asker.connect_for_transfers(&holder).await;
+    let cancelled = "causeway_dag_transfers_total{end=\"cancelled\"}";
+    let before = asker.sample(cancelled);
     let source = asker.bridge.session(&file);
     let root = source.get_ahead(&file, &ReadAhead::all(file)).await.expect("is received");
     assert_eq!(asker.sample("causeway_dag_transfers_running"), 1);
     drop((source, root));
     eventually("the transfer ends", async || asker.sample("causeway_dag_transfers_running") == 0).await;
-    assert_eq!(asker.sample("causeway_dag_transfers_total{end=\"cancelled\"}"), 1);
+    assert_eq!(asker.sample(cancelled) - before, 1);
     let (plain, packed, _) = asker.received();
     assert!(plain + packed < 150, "{plain} and {packed} of 230");
     // The window is free again.
@@ -304,7 +335,7 @@ async fn a_reader_that_waits_for_long_goes_on() {
     let (holder, asker) = (Node::start(TCP, Vec::new(), true).await, Node::start(TCP, Vec::new(), true).await);
     let bytes = content(8, 40_000_000);
     let file = holder.store.add(&bytes);
-    asker.connect(&holder).await;
+    asker.connect_for_transfers(&holder).await;
     let source = asker.bridge.session(&file);
     let all = ReadAhead::of_file(file, 0, bytes.len() as u64);
     let root = source.get_ahead(&file, &all).await.expect("is received");

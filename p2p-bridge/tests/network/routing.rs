@@ -194,7 +194,7 @@ async fn a_live_provider_is_found_behind_many_that_accept_and_stay_silent() {
     let begun = Instant::now();
     let fetched = asker.bridge.session(held.cid()).get(held.cid()).await.expect("is found");
     assert_eq!(fetched.data(), held.data());
-    assert!(begun.elapsed() < DIAL_TIMEOUT / 2, "after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < DIAL_TIMEOUT, "after {:?}", begun.elapsed());
     drop(silent);
     for node in [provider, asker] {
         node.bridge.shutdown().await;

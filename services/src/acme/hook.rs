@@ -21,8 +21,8 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How many bytes of the error output are reported.
 const OUTPUT_BYTES_MAX: u64 = 2048;
-/// How long the error output is awaited after the end: a child of the program may keep it open.
-const OUTPUT_WAIT: Duration = Duration::from_millis(200);
+/// How long the end of the error output is awaited after that of the program: a child of it may keep it open.
+const OUTPUT_WAIT: Duration = Duration::from_secs(5);
 
 /// What the program is run for.
 #[derive(Debug, Clone, Copy)]

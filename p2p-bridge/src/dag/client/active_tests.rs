@@ -282,7 +282,7 @@ async fn what_the_end_overtakes_is_awaited_while_it_arrives() {
     send(&mut bench.first, [Answer::End(EndStatus::Complete)]).await;
     let start = Instant::now();
     for block in late {
-        tokio::time::sleep(STREAMS_END_TIMEOUT / 3).await;
+        tokio::time::sleep(STREAMS_END_TIMEOUT / 4).await;
         send(&mut second, [answer(block)]).await;
     }
     assert!(start.elapsed() > STREAMS_END_TIMEOUT);

@@ -501,8 +501,8 @@ impl Planner {
             self.resting.insert(rest_key, now + rest);
         }
         let metrics = &running.active.context().metrics;
-        metrics.running.dec();
         metrics.ended(kind);
+        metrics.running.dec();
         wants
     }
 

@@ -7,7 +7,7 @@ use p2p_bridge::connecting::{AddressOrigin, ConnectError};
 use p2p_bridge::counted::Via;
 use p2p_bridge::peers::Direction;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 const TCP: &str = "/ip4/127.0.0.1/tcp/0";
 const QUIC: &str = "/ip4/127.0.0.1/udp/0/quic-v1";
@@ -80,13 +80,14 @@ async fn a_node_that_stops_tells_its_peers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_connections_have_a_reason() {
     let (asker, holder) = (Node::start(options(&[])).await, Node::start(options(&[TCP])).await);
-    let unused = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    // A socket that is bound and does not listen: nothing else gets its port.
+    let unused = TcpSocket::new_v4().expect("a socket");
+    unused.bind(([127, 0, 0, 1], 0).into()).expect("a port");
     let closed: Multiaddr =
         format!("/ip4/127.0.0.1/tcp/{}", unused.local_addr().expect("bound").port()).parse().expect("x");
     let mute = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let silent: Multiaddr =
         format!("/ip4/127.0.0.1/tcp/{}", mute.local_addr().expect("bound").port()).parse().expect("x");
-    drop(unused);
     let mut there = holder.address("/tcp/");
     assert!(matches!(there.pop(), Some(Protocol::P2p(_))));
     let unknown = PeerId::random();

@@ -83,9 +83,15 @@ fn behind(relay: &Relay, listen: &[&str]) -> (BridgeOptions, TempDir) {
 /// The address through the relay, once there is one.
 async fn circuit(node: &Node) -> Multiaddr {
     until("a relay accepted", async || node.sample("causeway_p2p_relay_reservations") == 1.0).await;
-    let addresses = node.bridge.addresses().await;
-    let circuit = addresses.iter().find(|address| address.iter().any(|part| part == Protocol::P2pCircuit));
-    circuit.unwrap_or_else(|| panic!("no circuit in {addresses:?}")).clone()
+    // The transport listens a moment after the relay has accepted.
+    let is_circuit = |address: &Multiaddr| address.iter().any(|part| part == Protocol::P2pCircuit);
+    let mut circuit = None;
+    until("an address through the relay", async || {
+        circuit = node.bridge.addresses().await.into_iter().find(is_circuit);
+        circuit.is_some()
+    })
+    .await;
+    circuit.expect("it was found")
 }
 
 fn peering(address: Multiaddr, hole_punching: bool, listen: &[&str]) -> (BridgeOptions, TempDir) {

@@ -328,6 +328,7 @@ async fn the_pin_of_a_rejected_upload_is_removed() {
     assert_eq!(world.pinned().await, [root], "it is protected");
     drop(late);
     until("it is let go", async || world.pinned().await.is_empty().then_some(())).await;
+    until("its removal has ended", async || (!pins.index().is_removing(&root)).then_some(())).await;
     world.store.pin_recursive(root, None, supply()).await.expect("pins");
     pins.let_go(root).await.expect("lets go");
     assert_eq!(world.pinned().await, []);

@@ -50,6 +50,20 @@ pub enum StoreError {
         /// The latest schema that this release knows.
         known: u32,
     },
+    /// A later release wrote a record of this metadata store.
+    #[error(
+        "the record {key} was written by a newer release, and this one cannot read it: run that release or a later one"
+    )]
+    UnknownRecord {
+        /// The key of the record.
+        key: Arc<str>,
+    },
+    /// A metadata store that no other service shares was changed by another writer. A defect.
+    #[error("the metadata was changed by another writer: restart the gateway, and report this")]
+    OtherWriter,
+    /// Others have changed the metadata too often meanwhile.
+    #[error("other gateways change the pins too often at the moment: try again")]
+    Busy,
     /// An I/O error.
     #[error("the store cannot read or write ({0}): check the disk's free space, permissions and health")]
     Io(Arc<str>),

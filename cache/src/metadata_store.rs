@@ -1,6 +1,6 @@
 //! [`MetadataStore`]: a metadata store for small records beside the block store, such as who requested which pin.
 //!
-//! Goals: a batch is durable when [`MetadataStore::write`] returns, and atomic; memory stays within a few megabytes; an
+//! Goals: an entry is durable when [`MetadataLog::append`] returns, and atomic; memory stays within a few megabytes; an
 //! in-memory variant for gateways that must leave no data behind.
 //!
 //! Non-goals: blocks; several processes; the meaning of records.
@@ -270,10 +270,14 @@ impl MetadataStore {
         Self { kind: Arc::new(kind), salvage: None, appending: Arc::default() }
     }
 
-    /// The same register for several services of this process, each of which gets a clone of this one and learns what
-    /// the others append: it keeps the latest entries, of so many bytes.
+    /// The same metadata store for several services of this process, each of which gets a clone of this one and learns
+    /// what the others append: it keeps the latest entries, of so many bytes.
+    ///
+    /// # Panics
+    /// If there are clones already: they would append without the order of the others.
     #[must_use]
     pub fn shared(self, entries_bytes_max: usize) -> Self {
+        assert_eq!(Arc::strong_count(&self.appending), 1, "it is made shared before it is cloned");
         let history = Mutex::new(History::new(entries_bytes_max));
         let latest = Some(watch::Sender::new(LogPosition::default()));
         Self { appending: Arc::new(Appending { history, latest }), ..self }
@@ -342,11 +346,12 @@ impl MetadataStore {
         Ok(())
     }
 
-    /// Appends changes at whatever position: they are applied atomically, in their order, and are durable when this
-    /// returns. If the future is dropped, they may or may not be applied.
+    /// For tests. Appends changes at whatever position: they are applied atomically, in their order, and are durable
+    /// when this returns. If the future is dropped, they may or may not be applied.
     ///
     /// # Errors
     /// [`StoreError`].
+    #[doc(hidden)]
     pub async fn write(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         let register = self.clone();
         tokio::task::spawn_blocking(move || register.write_now(changes)).await.map_err(|_| StoreError::Closed)?
@@ -356,6 +361,7 @@ impl MetadataStore {
     ///
     /// # Errors
     /// [`StoreError`].
+    #[doc(hidden)]
     pub fn write_now(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.write_entry(&mut self.appending.lock(), changes).map(|_| ())
     }

@@ -45,6 +45,7 @@ pub enum Appended {
 /// the position of the last of them.
 pub trait MetadataLog: fmt::Debug + Send + Sync {
     /// Calls `visit` with every record, in the order of keys, as of one position, which it returns. Blocks the thread.
+    /// `visit` must not append, since the log may be locked.
     ///
     /// # Errors
     /// [`StoreError`]; the records that were visited before exist.

@@ -6,8 +6,9 @@
 use super::Change;
 use super::log::{Appended, LogPosition, MetadataLog};
 use futures::future::{FutureExt as _, join_all};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Opens a new, empty log, and returns so many members that share it.
@@ -96,7 +97,7 @@ fn delete(key: &str) -> Change {
     Change::Delete(key.into())
 }
 
-/// Runs every check.
+/// Runs every check except [`an_error_hides_no_entry`], which needs logs that fail.
 pub async fn check_all(open: OpenLog<'_>) {
     an_entry_is_applied_in_order_and_read(open).await;
     nothing_is_written_behind_others(open).await;
@@ -104,6 +105,7 @@ pub async fn check_all(open: OpenLog<'_>) {
     concurrent_decisions_lose_no_change(open).await;
     random_histories_end_in_the_same_records(open).await;
     a_dropped_append_is_not_overlooked(open).await;
+    a_read_is_of_one_position(open).await;
     a_hint_follows_every_append(open).await;
 }
 
@@ -215,6 +217,61 @@ pub async fn a_dropped_append_is_not_overlooked(open: OpenLog<'_>) {
         member.append(|records| vec![put("seen", records.len())]).await;
         assert_eq!(read(&member.log), (member.position, member.records.clone()));
     }
+}
+
+/// What is read while another member appends is the state at the position that is returned.
+pub async fn a_read_is_of_one_position(open: OpenLog<'_>) {
+    const ENTRIES: usize = 50;
+    // The first and the last key are far apart.
+    const KEYS: usize = 40;
+    let (mut logs, is_over) = (open(2), Arc::new(AtomicBool::new(false)));
+    let (reading, ends) = (logs.remove(1), Arc::clone(&is_over));
+    let reads = tokio::task::spawn_blocking(move || {
+        let mut found = BTreeSet::new();
+        while !ends.load(Ordering::Relaxed) {
+            let (position, records) = read(&reading);
+            let numbers: BTreeSet<usize> = records.values().map(|number| parse(number)).collect();
+            assert!(numbers.len() <= 1 && [0, KEYS].contains(&records.len()), "a read is of one state: {numbers:?}");
+            found.insert((position, numbers.first().copied()));
+            std::thread::yield_now();
+        }
+        found
+    });
+    let mut member = Member::new(logs.remove(0));
+    let mut appended = BTreeSet::from([(member.position, None)]);
+    for number in 0..ENTRIES {
+        member.append(|_| (0..KEYS).map(|key| put(&format!("{key:03}"), number)).collect()).await;
+        appended.insert((member.position, Some(number)));
+    }
+    is_over.store(true, Ordering::Relaxed);
+    let found = reads.await.expect("reads");
+    assert!(found.is_subset(&appended), "{:?}", found.difference(&appended).collect::<Vec<_>>());
+}
+
+/// A member whose append has failed learns with its next one whether the changes were appended. `open` opens logs that
+/// fail some appends of changes: before the changes are appended, and afterwards.
+pub async fn an_error_hides_no_entry(open: OpenLog<'_>) {
+    let mut member = Member::new(open(1).remove(0));
+    let (mut lost, mut appended) = (0, 0);
+    for number in 0..100 {
+        let changes = vec![put(&(number % 7).to_string(), number)];
+        match member.log.append(member.position, changes.clone()).await {
+            Ok(Appended::At(position)) => {
+                apply(&mut member.records, &changes);
+                member.position = position;
+            }
+            Ok(other) => panic!("the only member is behind: {other:?}"),
+            Err(_) => {
+                let (before, mut expected) = (member.records.clone(), member.records.clone());
+                apply(&mut expected, &changes);
+                member.catch_up().await;
+                assert!([&before, &expected].contains(&&member.records), "all of the changes, or none");
+                *(if member.records == expected { &mut appended } else { &mut lost }) += 1;
+            }
+        }
+        assert_eq!(read(&member.log), (member.position, member.records.clone()));
+    }
+    assert!(lost > 0 && appended > 0, "{lost} and {appended}");
 }
 
 /// Where others can append, a member that waits is woken.

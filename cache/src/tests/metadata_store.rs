@@ -2,6 +2,7 @@
 
 use crate::StoreError;
 use crate::metadata_store::{Appended, Change, LogPosition, MetadataLog, MetadataStore, log_suite};
+use futures::future::{BoxFuture, FutureExt as _};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -99,6 +100,48 @@ async fn a_register_on_disk_is_a_log() {
         };
         log_suite::check_all(&open).await;
     }
+}
+
+/// A log whose answers fail in turn: before the changes are appended, after that, and not at all.
+#[derive(Debug)]
+struct Failing(MetadataStore, AtomicUsize);
+
+impl MetadataLog for Failing {
+    fn read(&self, visit: &mut dyn FnMut(&[u8], &[u8])) -> Result<LogPosition, StoreError> {
+        self.0.read(visit)
+    }
+
+    fn append(&self, after: LogPosition, changes: Vec<Change>) -> BoxFuture<'static, Result<Appended, StoreError>> {
+        let turn = if changes.is_empty() { 2 } else { self.1.fetch_add(1, Ordering::Relaxed) % 3 };
+        let append = self.0.append(after, changes);
+        async move {
+            match turn {
+                0 => Err(StoreError::Closed),
+                1 => append.await.and(Err(StoreError::Closed)),
+                _ => append.await,
+            }
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test]
+async fn a_log_whose_answers_are_lost_loses_no_entry() {
+    for bytes_max in ENTRIES_BYTES_MAX {
+        let open = |_| {
+            let log = MetadataStore::memory().shared(bytes_max);
+            vec![Arc::new(Failing(log, AtomicUsize::new(0))) as Arc<dyn MetadataLog>]
+        };
+        log_suite::an_error_hides_no_entry(&open).await;
+    }
+}
+
+#[tokio::test]
+#[should_panic(expected = "before it is cloned")]
+async fn a_store_with_clones_cannot_be_made_shared() {
+    let register = MetadataStore::memory();
+    let _clone = register.clone();
+    _ = register.shared(0);
 }
 
 #[tokio::test]

@@ -127,7 +127,7 @@ impl Pins {
 
     async fn release(self: &Arc<Self>, roots: &[Cid]) {
         for root in roots {
-            if let Err(error) = self.let_go(*root).await {
+            if let Err(error) = self.remove_unneeded(*root).await {
                 tracing::warn!(%root, %error, "removing the pin of a failed upload failed");
             }
         }

@@ -14,10 +14,12 @@
 use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::request::{Meta, PinParameters};
 use cache::StoreError;
-use cache::metadata_store::{Change, LogPosition, MetadataLog};
+use cache::metadata_store::{Change, LogEntry, LogPosition, MetadataLog};
 use content::Cid;
 use libp2p::Multiaddr;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,7 +86,7 @@ pub struct Orphan {
     pub at_ms: u64,
     /// The service that removes it, if several append to the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by: Option<String>,
+    pub removed_by: Option<String>,
 }
 
 /// A change of the records.
@@ -120,16 +122,31 @@ impl PinChange {
         })
     }
 
-    /// The change of a record in the service's terms; `None` if it is not one that the service knows.
-    pub fn decode(change: &Change) -> Option<Self> {
+    /// The change of a record in the service's terms; `None` if it is none of the service's records.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownRecord`] or [`StoreError::NewerSchema`] if a later release has made it.
+    pub fn decode(change: &Change) -> Result<Option<Self>, StoreError> {
         match change {
-            Change::Put(key, value) => Self::of_record(key, value),
-            Change::Delete(key) => Some(match named(key)? {
-                (REQUEST, id) => Self::RemoveRequest(id.into()),
-                (WORK, root) => Self::RemoveWork(root.parse().ok()?),
-                (_, root) => Self::RemoveOrphan(root.parse().ok()?),
-            }),
+            Change::Put(key, value) if key == KEY_FORMAT => {
+                let found = serde_json::from_slice(value).map_err(|_| unknown(key))?;
+                check_format(Some(found), Path::new("")).map(|()| None)
+            }
+            Change::Put(key, value) => match Self::of_record(key, value) {
+                None if is_own(key) => Err(unknown(key)),
+                change => Ok(change),
+            },
+            Change::Delete(key) => Ok(Self::of_deleted(key)),
         }
+    }
+
+    /// The removal of a record; `None` if this release has never read it.
+    fn of_deleted(key: &[u8]) -> Option<Self> {
+        Some(match named(key)? {
+            (REQUEST, id) => Self::RemoveRequest(id.into()),
+            (WORK, root) => Self::RemoveWork(root.parse().ok()?),
+            (_, root) => Self::RemoveOrphan(root.parse().ok()?),
+        })
     }
 
     /// The root whose pin is to be removed, if that is the change.
@@ -143,7 +160,7 @@ impl PinChange {
     /// The root whose pin is to be removed by a service.
     pub fn released_root_of(&self, service: &str) -> Option<Cid> {
         match self {
-            Self::Orphan(root, orphan) if orphan.by.as_deref() == Some(service) => Some(*root),
+            Self::Orphan(root, orphan) if orphan.removed_by.as_deref() == Some(service) => Some(*root),
             _ => None,
         }
     }
@@ -157,6 +174,30 @@ impl PinChange {
     }
 }
 
+/// The changes of an entry in the service's terms.
+///
+/// # Errors
+/// As [`PinChange::decode`].
+pub fn decode_all(changes: &[Change]) -> Result<Vec<PinChange>, StoreError> {
+    changes.iter().filter_map(|change| PinChange::decode(change).transpose()).collect()
+}
+
+/// Whether a key is that of a record of the service.
+fn is_own(key: &[u8]) -> bool {
+    [REQUEST, WORK, ORPHAN].iter().any(|kind| key.starts_with(kind.as_bytes()))
+}
+
+fn unknown(key: &[u8]) -> StoreError {
+    StoreError::UnknownRecord { key: String::from_utf8_lossy(key).into() }
+}
+
+fn check_format(format: Option<u32>, dir: &Path) -> Result<(), StoreError> {
+    match format.filter(|found| *found > FORMAT) {
+        Some(found) => Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: FORMAT }),
+        None => Ok(()),
+    }
+}
+
 /// The kind of a record, one of [`REQUEST`], [`WORK`] and [`ORPHAN`], and its name.
 fn named(key: &[u8]) -> Option<(&'static str, &str)> {
     let key = std::str::from_utf8(key).ok()?;
@@ -164,7 +205,7 @@ fn named(key: &[u8]) -> Option<(&'static str, &str)> {
 }
 
 /// The content of the pin metadata store.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Records {
     /// The position in the log as of which they were read.
     pub position: LogPosition,
@@ -187,12 +228,56 @@ impl Records {
             Some(PinChange::Work(root, work)) => self.works.push((root, work)),
             Some(PinChange::Orphan(root, orphan)) => self.orphans.push((root, orphan)),
             _ if key == KEY_FORMAT => self.format = serde_json::from_slice(value).ok(),
-            _ if [REQUEST, WORK, ORPHAN].iter().any(|kind| key.starts_with(kind.as_bytes())) => {
-                self.unreadable.push((key.to_vec(), value.to_vec()));
-            }
+            _ if is_own(key) => self.unreadable.push((key.to_vec(), value.to_vec())),
             // Records of a later release, or moved ones.
             _ => {}
         }
+    }
+
+    /// Checks that all records of the service were read.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownRecord`].
+    pub fn check_readable(&self) -> Result<(), StoreError> {
+        self.unreadable.first().map_or(Ok(()), |(key, _)| Err(unknown(key)))
+    }
+
+    /// Applies entries of the log that follow. Returns the roots that they affect.
+    ///
+    /// # Errors
+    /// As [`PinChange::decode`].
+    pub fn advance(&mut self, entries: &[LogEntry]) -> Result<BTreeSet<Cid>, StoreError> {
+        let mut affected = BTreeSet::new();
+        let by_id = |entry: StoredRequest| (Arc::clone(&entry.id), entry);
+        let mut requests: BTreeMap<_, _> = mem::take(&mut self.entries).into_iter().map(by_id).collect();
+        let mut works: BTreeMap<_, _> = mem::take(&mut self.works).into_iter().collect();
+        let mut orphans: BTreeMap<_, _> = mem::take(&mut self.orphans).into_iter().collect();
+        for LogEntry { position, changes } in entries {
+            for change in decode_all(changes)? {
+                match change {
+                    PinChange::Request(entry) => {
+                        affected.insert(entry.root);
+                        requests.insert(Arc::clone(&entry.id), entry);
+                    }
+                    PinChange::RemoveRequest(id) => affected.extend(requests.remove(&id).map(|entry| entry.root)),
+                    PinChange::Work(root, work) => _ = works.insert(root, work),
+                    PinChange::RemoveWork(root) => _ = works.remove(&root),
+                    PinChange::Orphan(root, orphan) => {
+                        affected.insert(root);
+                        orphans.insert(root, orphan);
+                    }
+                    PinChange::RemoveOrphan(root) => {
+                        affected.insert(root);
+                        orphans.remove(&root);
+                    }
+                }
+            }
+            self.position = *position;
+        }
+        self.entries = requests.into_values().collect();
+        self.works = works.into_iter().collect();
+        self.orphans = orphans.into_iter().collect();
+        Ok(affected)
     }
 }
 
@@ -231,13 +316,8 @@ pub fn put_format() -> Result<Change, StoreError> {
 pub fn load(log: &dyn MetadataLog) -> Result<Records, StoreError> {
     let mut records = Records::default();
     records.position = log.read(&mut |key, value| records.add(key, value))?;
-    match records.format.filter(|found| *found > FORMAT) {
-        Some(found) => {
-            let dir = log.dir().map(Path::to_owned).unwrap_or_default();
-            Err(StoreError::NewerSchema { dir, found, known: FORMAT })
-        }
-        None => Ok(records),
-    }
+    check_format(records.format, log.dir().unwrap_or(Path::new("")))?;
+    Ok(records)
 }
 
 /// Moves records that cannot be parsed to other keys.
@@ -327,10 +407,11 @@ mod tests {
         let work = Work { attempts: 3, since_ms: 1, due_ms: 2, reason: Some("why".into()), waited_ms: 4, lost: true };
         let mut changes: Vec<_> = entries.iter().cloned().map(PinChange::Request).collect();
         changes.push(PinChange::Work(root, work.clone()));
-        changes.push(PinChange::Orphan(root, Orphan { at_ms: 9, by: None }));
+        changes.push(PinChange::Orphan(root, Orphan { at_ms: 9, removed_by: None }));
         let write = |changes: &[PinChange]| {
             let encoded: Vec<_> = changes.iter().map(|change| change.encode().expect("can be written")).collect();
-            let decoded: Vec<_> = encoded.iter().map(|change| PinChange::decode(change).expect("is known")).collect();
+            let decoded: Vec<_> =
+                encoded.iter().map(|change| PinChange::decode(change).expect("is known").expect("is one")).collect();
             assert_eq!(decoded, changes);
             register.write_now(encoded).expect("writes");
         };
@@ -338,7 +419,7 @@ mod tests {
         let found = load(&register).expect("reads");
         assert_eq!(found.entries, entries);
         assert_eq!(found.works, [(root, work)]);
-        assert_eq!(found.orphans, [(root, Orphan { at_ms: 9, by: None })]);
+        assert_eq!(found.orphans, [(root, Orphan { at_ms: 9, removed_by: None })]);
         let mut changes: Vec<_> = entries.iter().map(|entry| PinChange::RemoveRequest(Arc::clone(&entry.id))).collect();
         changes.extend([PinChange::RemoveWork(root), PinChange::RemoveOrphan(root)]);
         write(&changes);
@@ -350,15 +431,35 @@ mod tests {
     fn changes_of_other_records_are_none_of_pins() {
         let others = [
             put_format().expect("can be written"),
+            Change::Put(KEY_FORMAT.into(), b"0".to_vec()),
             Change::Put(b"unreadable/request/1".to_vec(), b"{}".to_vec()),
-            Change::Put(b"request/1".to_vec(), b"{}".to_vec()),
-            Change::Put(b"work/nothing".to_vec(), b"{}".to_vec()),
+            Change::Put(vec![0xff], b"{}".to_vec()),
+            // It was never read.
             Change::Delete(b"orphan/nothing".to_vec()),
+            Change::Delete(KEY_FORMAT.into()),
             Change::Delete(vec![0xff]),
         ];
         for other in others {
-            assert_eq!(PinChange::decode(&other), None, "{other:?}");
+            assert!(matches!(PinChange::decode(&other), Ok(None)), "{other:?}");
         }
+    }
+
+    #[test]
+    fn changes_of_a_later_release_are_errors() {
+        let later = |key: &str, value: &str| Change::Put(key.into(), value.into());
+        let unknown = [
+            later("request/1", "{}"),
+            later("work/nothing", "{\"attempts\":0,\"since_ms\":0,\"due_ms\":0,\"reason\":null}"),
+            later("orphan/nothing", "{\"at_ms\":1}"),
+            later("format", "\"two\""),
+            Change::Put(b"request/\xff".to_vec(), b"{}".to_vec()),
+        ];
+        for change in unknown {
+            let decoded = decode_all(&[put_format().expect("can be written"), change.clone()]);
+            assert!(matches!(decoded, Err(StoreError::UnknownRecord { .. })), "{change:?}: {decoded:?}");
+        }
+        let newer = PinChange::decode(&later("format", "2"));
+        assert!(matches!(newer, Err(StoreError::NewerSchema { found: 2, .. })), "{newer:?}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Pins {
     }
 
     /// The next due root, and the token that cancels its worker. Both are set under one lock.
-    fn take_next(&self, most: usize) -> Option<(Cid, CancellationToken)> {
+    pub(super) fn take_next(&self, most: usize) -> Option<(Cid, CancellationToken)> {
         let mut workers = self.workers();
         let mut index = self.index_mut();
         let share = most - most / 4;
@@ -239,8 +239,9 @@ impl Pins {
     /// Removes the pin of a root that lost its last request during an attempt.
     fn drop_unneeded(&self, root: &Cid) {
         match self.is_shared() {
-            // The log has to say so first, unless another service removes it.
-            true => self.follow_ups().push(FollowUp::LetGo(*root)),
+            // The log has to say so first, unless another service removes it. It may no longer say so if the answer to
+            // an append was lost.
+            true => self.follow_ups().push(FollowUp::RemoveUnneeded(*root)),
             false => self.drop_pin(root),
         }
     }

@@ -1,8 +1,7 @@
 //! Applying changes, which are durable: those of this service, and those of others that append to the same log.
 
-use crate::pinning::index::{Index, Removal, StoredRequest};
+use crate::pinning::index::{Index, Root, StoredRequest};
 use crate::pinning::record::{PinChange, Records, Work};
-use crate::pinning::request::Progress;
 use content::Cid;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,8 +23,8 @@ impl Index {
                 PinChange::RemoveRequest(id) => _ = self.remove(id),
                 PinChange::Work(root, work) => self.set_work(root, work.clone()),
                 PinChange::RemoveWork(root) => self.set_work(root, Work::default()),
-                // The service that decided a removal carries it out.
-                PinChange::Orphan(..) | PinChange::RemoveOrphan(_) => {}
+                PinChange::Orphan(root, _) => self.decide_removal(root),
+                PinChange::RemoveOrphan(root) => self.clear_removal(root),
             }
         }
         let now_ms = self.clock.now_ms();
@@ -50,13 +49,11 @@ impl Index {
                 PinChange::Orphan(root, _) => {
                     affected.push(*root);
                     if change.released_root_of(own).is_none() {
-                        self.begin_removal_elsewhere(root);
+                        self.remove_elsewhere(root);
+                        continue;
                     }
                 }
-                PinChange::RemoveOrphan(root) => {
-                    affected.push(*root);
-                    self.end_removal_elsewhere(root);
-                }
+                PinChange::RemoveOrphan(root) => affected.push(*root),
                 PinChange::RemoveWork(_) => {}
             }
             self.apply(std::slice::from_ref(change));
@@ -72,39 +69,16 @@ impl Index {
         let working: HashSet<Cid> = works.iter().map(|(root, _)| *root).collect();
         let removed =
             self.ids.keys().filter(|id| !ids.contains(&***id)).map(|id| PinChange::RemoveRequest(Arc::clone(id)));
-        let idle = self.roots.iter().filter(|(cid, root)| root.work.attempts > 0 && !working.contains(cid));
-        let is_over =
-            |(cid, root): &(&Cid, &super::Root)| root.removing == Removal::Elsewhere && !removing.contains(cid);
-        let removals_over = self.roots.iter().filter(is_over);
+        let has_work = |root: &Root| root.work.attempts > 0 || root.work.lost;
+        let idle = self.roots.iter().filter(|(cid, root)| has_work(root) && !working.contains(cid));
         let mut changes: Vec<PinChange> = removed.collect();
         changes.extend(idle.map(|(cid, _)| PinChange::RemoveWork(*cid)));
-        changes.extend(removals_over.map(|(cid, _)| PinChange::RemoveOrphan(*cid)));
+        let cleared = self.noted_removals().filter(|cid| !removing.contains(*cid));
+        changes.extend(cleared.map(|cid| PinChange::RemoveOrphan(*cid)));
         let is_other = |entry: &StoredRequest| self.entry(&entry.id) != Some(entry);
         changes.extend(entries.into_iter().filter(is_other).map(PinChange::Request));
         changes.extend(works.into_iter().map(|(root, work)| PinChange::Work(root, work)));
         changes.extend(orphans.into_iter().map(|(root, orphan)| PinChange::Orphan(root, orphan)));
         changes
-    }
-
-    /// Another service removes the pin of a root. Until it has done so, the root waits here.
-    fn begin_removal_elsewhere(&mut self, cid: &Cid) {
-        let root = self.roots.entry(*cid).or_default();
-        if root.removing == Removal::Here {
-            return;
-        }
-        root.removing = Removal::Elsewhere;
-        self.set_progress(cid, Progress::default(), false);
-        self.set_work(cid, Work::default());
-    }
-
-    /// Whether another service removes the pin of a root.
-    pub fn is_removing_elsewhere(&self, cid: &Cid) -> bool {
-        self.roots.get(cid).is_some_and(|root| root.removing == Removal::Elsewhere)
-    }
-
-    fn end_removal_elsewhere(&mut self, cid: &Cid) {
-        if self.is_removing_elsewhere(cid) {
-            self.end_removal(cid);
-        }
     }
 }

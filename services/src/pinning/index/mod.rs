@@ -5,6 +5,7 @@
 //!
 //! |---|---|
 //! | `applying` | own changes and those of other services |
+//! | `removal` | removals of pins from the block store |
 //! | `queries` | read access |
 //! | `queue` | the fetch queue |
 //! | `origins` | the peers that requests name as origins |
@@ -17,9 +18,11 @@ mod applying;
 mod origins;
 mod queries;
 mod queue;
+mod removal;
 
 pub use self::queries::Batch;
 
+use self::removal::RemovalState;
 use crate::pinning::clock::Clock;
 use crate::pinning::record::Work;
 use crate::pinning::request::{PinParameters, Progress};
@@ -121,15 +124,6 @@ impl StoredRequest {
     }
 }
 
-/// Whether a root's pin is being removed from the store, and by which service.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Removal {
-    #[default]
-    None,
-    Here,
-    Elsewhere,
-}
-
 /// A requested root.
 #[derive(Debug, Default)]
 pub struct Root {
@@ -143,8 +137,8 @@ pub struct Root {
     retained: usize,
     /// Its pin is to be removed as soon as it is not needed.
     removal_pending: bool,
-    /// Its pin is being removed from the store. Until that has ended, no worker and no upload uses it.
-    removing: Removal,
+    /// The removal of its pin from the store.
+    removal: RemovalState,
     /// Notifies of changes of the root and of its requests; `None` without receivers.
     changes: Option<watch::Sender<()>>,
     /// The pin in the store is complete.
@@ -179,11 +173,11 @@ impl Root {
     }
 
     fn is_unused(&self) -> bool {
-        !self.is_needed() && self.requests.is_empty() && !self.active && !self.is_removing()
+        !self.is_needed() && self.requests.is_empty() && !self.active && self.removal == RemovalState::None
     }
 
     fn is_removing(&self) -> bool {
-        self.removing != Removal::None
+        self.removal.is_removing()
     }
 
     fn notify(&mut self) {
@@ -243,6 +237,8 @@ pub struct Index {
     origin_peers: BTreeSet<(PeerId, u64)>,
     /// Roots of DAGs that lost blocks.
     lost: HashSet<Cid>,
+    /// Roots in [`RemovalState::Unlogged`].
+    unlogged_removals: BTreeSet<Cid>,
     /// The owner for whom each active root is fetched.
     fetched_for: HashMap<Cid, Arc<str>>,
     /// The position in the log up to which its changes are applied.
@@ -413,46 +409,6 @@ impl Index {
         let is_removable = root.removal_pending && !root.is_needed();
         self.remove_root_if_unused(cid);
         is_removable
-    }
-
-    /// Requests the removal of a root's pin as soon as nothing needs it. Returns whether it can be removed now.
-    pub fn request_removal(&mut self, cid: &Cid) -> bool {
-        let Some(root) = self.roots.get_mut(cid) else { return true };
-        root.removal_pending = root.live.is_empty();
-        !root.is_needed()
-    }
-
-    /// Begins to remove a root's pin from the store, unless it is needed or already being removed; if it is only
-    /// retained, its removal is pending. Returns whether the caller must remove it, and then call
-    /// [`Index::end_removal`].
-    pub fn begin_removal(&mut self, cid: &Cid) -> bool {
-        let root = self.roots.entry(*cid).or_default();
-        if root.is_needed() || root.active {
-            root.removal_pending = root.live.is_empty();
-            return false;
-        }
-        if root.is_removing() {
-            return false;
-        }
-        (root.removing, root.removal_pending) = (Removal::Here, false);
-        self.set_progress(cid, Progress::default(), false);
-        self.set_work(cid, Work::default());
-        true
-    }
-
-    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued.
-    pub fn end_removal(&mut self, cid: &Cid) {
-        if let Some(root) = self.roots.get_mut(cid) {
-            root.removing = Removal::None;
-            root.notify();
-        }
-        self.requeue(cid);
-        self.remove_root_if_unused(cid);
-    }
-
-    /// Whether a root's pin is being removed from the store.
-    pub fn is_removing(&self, cid: &Cid) -> bool {
-        self.roots.get(cid).is_some_and(Root::is_removing)
     }
 
     /// A receiver of changes of a root and of its requests. It closes when the root is removed from the index.

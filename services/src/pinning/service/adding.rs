@@ -163,7 +163,7 @@ impl Pins {
     ///
     /// # Errors
     /// As [`Pins::request`], and [`PinsError::NotPinned`]. The store's pin is kept: the caller decides what to do with
-    /// it, or calls [`Pins::let_go`].
+    /// it, or calls [`Pins::remove_unneeded`].
     pub async fn record(
         self: &Arc<Self>,
         owner: &Owner,
@@ -264,7 +264,7 @@ impl Pins {
     ///
     /// # Errors
     /// [`PinsError::Store`].
-    pub async fn let_go(self: &Arc<Self>, root: Cid) -> Result<(), PinsError> {
+    pub async fn remove_unneeded(self: &Arc<Self>, root: Cid) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         self.spawn_change(async move {
             if !pins.index_mut().request_removal(&root) {

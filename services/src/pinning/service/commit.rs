@@ -11,31 +11,53 @@ use crate::pinning::workers::wait_max;
 use cache::metadata_store::{Appended, Change, LogEntry, LogPosition};
 use cache::{PinState, PinSummary, StoreError};
 use content::Cid;
+use p2p_bridge::back_off;
 use std::collections::{BTreeSet, HashMap};
 use std::mem;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// How often a service asks for changes of others without being told of one.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
+/// How often a change is decided again because others have appended first. Then it fails, and may be retried.
+const ATTEMPTS_MAX: u32 = 64;
+
+/// After how many attempts there is a pause before each further group of so many.
+const ATTEMPTS_WITHOUT_PAUSE: u32 = 8;
+
+/// The first pause, which doubles with each further one.
+const PAUSE_FIRST: Duration = Duration::from_millis(5);
+
+/// The longest pause, before jitter.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// How long a change is decided again: each attempt may read all records.
+const ATTEMPTS_TIME_MAX: Duration = Duration::from_secs(30);
+
 /// Applies what other services append to the log, until this one stops.
-pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, mut latest: watch::Receiver<LogPosition>) {
+pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, latest: watch::Receiver<LogPosition>) {
+    let mut latest = Some(latest);
     loop {
-        let told = tokio::select! {
+        let hint = async {
+            match &mut latest {
+                Some(latest) => latest.changed().await.map(|()| *latest.borrow_and_update()),
+                None => std::future::pending().await,
+            }
+        };
+        let hint = tokio::select! {
             () = stopping.cancelled() => return,
-            told = latest.changed() => match told {
-                Ok(()) => true,
-                // The log is closed.
-                Err(_) => return,
-            },
-            () = tokio::time::sleep(POLL_EVERY) => false,
+            hint = hint => Some(hint),
+            () = tokio::time::sleep(POLL_EVERY) => None,
         };
         let Some(pins) = pins.upgrade() else { return };
-        if told && *latest.borrow_and_update() <= pins.index().position {
-            continue;
+        match hint {
+            Some(Ok(position)) if position <= pins.index().position => continue,
+            // There are no more hints.
+            Some(Err(_)) => latest = None,
+            _ => {}
         }
         if let Err(error) = pins.catch_up().await {
             tracing::warn!(%error, "reading the changes of other gateways failed; it will be retried");
@@ -44,13 +66,18 @@ pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, mut la
 }
 
 impl Pins {
-    /// Applies what other services have appended so far. Then repeats removals that could not be appended.
+    /// Applies what other services have appended so far. Then repeats removals that failed.
     pub(in crate::pinning) async fn catch_up(self: &Arc<Self>) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         let change = async move {
             pins.commit(|_| Ok((Vec::new(), ()))).await?;
-            let left_over = mem::take(&mut *pins.left_over());
-            pins.follow_ups().extend(left_over.into_iter().map(FollowUp::LetGo));
+            for root in mem::take(&mut *pins.left_over()) {
+                let is_decided = pins.index().is_removal_decided(&root);
+                match is_decided {
+                    true => pins.resume_removal(&root),
+                    false => pins.follow_ups().push(FollowUp::RemoveUnneeded(root)),
+                }
+            }
             Ok(())
         };
         self.spawn_worker_change(change).await
@@ -77,29 +104,41 @@ impl Pins {
         decide: impl Fn(&Index) -> Result<(Vec<PinChange>, T), PinsError>,
         apply: impl FnOnce(&mut Index, &[PinChange], T) -> R,
     ) -> Result<R, PinsError> {
-        let mut removed = mem::take(&mut *self.removed());
+        let mut attempts = Attempts::new();
         loop {
-            let (after, decided) = {
+            self.check_halted()?;
+            let (after, unlogged, decided) = {
                 let index = self.index();
-                // Another service has seen that the removal is complete, and has begun another one.
-                removed.retain(|root| !index.is_removing_elsewhere(root));
-                (index.position, decide(&index).map(|(changes, decided)| (self.complete(&index, changes), decided)))
+                let decided = decide(&index).map(|(changes, decided)| (self.with_removals(&index, changes), decided));
+                (index.position, index.unlogged_removals(), decided)
             };
             let changes = decided.as_ref().map_or(&[][..], |(changes, _)| changes.as_slice());
             // First, because a root may be released again in the same entry.
-            let removals = removed.iter().map(|root| PinChange::RemoveOrphan(*root).encode());
+            let mut cleared: Vec<_> = unlogged.into_iter().map(PinChange::RemoveOrphan).collect();
             let records: Vec<Change> =
-                removals.chain(changes.iter().map(PinChange::encode)).collect::<Result<_, _>>()?;
+                cleared.iter().chain(changes).map(PinChange::encode).collect::<Result<_, _>>()?;
             let appended = match records.is_empty() && !self.is_shared() {
                 true => Ok(Some(after)),
                 false => self.append(after, records).await,
             };
-            // The next entry says what was removed.
-            let appended = appended.inspect_err(|_| self.removed().extend(&removed));
-            let Some(position) = appended? else { continue };
+            let position = match appended {
+                Ok(Some(position)) => position,
+                Ok(None) => {
+                    attempts.next().await?;
+                    continue;
+                }
+                // The next entry clears them.
+                Err(error) if changes.is_empty() && self.decides_alone(&error) => {
+                    tracing::warn!(%error, "recording that pins were removed failed; it will be retried");
+                    cleared.clear();
+                    after
+                }
+                Err(error) => return Err(error.into()),
+            };
             let (applied, released) = {
                 let mut index = self.index_mut();
                 index.position = position;
+                index.apply(&cleared);
                 let (changes, decided) = decided?;
                 let released = changes.iter().filter_map(PinChange::released_root).collect();
                 (apply(&mut index, &changes, decided), released)
@@ -109,13 +148,22 @@ impl Pins {
         }
     }
 
+    /// Whether a decision without changes holds although an append failed: it does not depend on others.
+    fn decides_alone(&self, error: &StoreError) -> bool {
+        !self.is_shared() && !matches!(error, StoreError::OtherWriter)
+    }
+
     /// Appends changes; `None` if others had appended first, whose changes are then applied.
-    async fn append(&self, after: LogPosition, changes: Vec<Change>) -> Result<Option<LogPosition>, PinsError> {
+    async fn append(&self, after: LogPosition, changes: Vec<Change>) -> Result<Option<LogPosition>, StoreError> {
         match self.log.append(after, changes).await? {
             Appended::At(position) => return Ok(Some(position)),
+            Appended::Behind(_) | Appended::Truncated if !self.is_shared() => {
+                tracing::error!("the pin metadata was changed by another writer, which is a defect");
+                return Err(StoreError::OtherWriter);
+            }
             Appended::Behind(entries) => {
                 for LogEntry { position, changes } in entries {
-                    let changes: Vec<_> = changes.iter().filter_map(PinChange::decode).collect();
+                    let changes = record::decode_all(&changes).map_err(|error| self.halt(error))?;
                     self.apply_foreign(position, changes).await;
                 }
             }
@@ -125,10 +173,29 @@ impl Pins {
         Ok(None)
     }
 
+    /// Stops the service because of a change that this release cannot apply. It would decide on a state that lacks it.
+    fn halt(&self, error: StoreError) -> StoreError {
+        if self.halted.set(error.clone()).is_ok() {
+            tracing::error!(%error, "the pin service stops, because it cannot apply a change of another gateway");
+            self.stopping.cancel();
+            self.ended.cancel();
+        }
+        error
+    }
+
+    fn check_halted(&self) -> Result<(), StoreError> {
+        self.halted.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
     /// Reads all records, because the log no longer has all changes since those that are applied. Pins that were
     /// removed from the block store meanwhile may leave no trace in them, so that it is read as well.
     async fn reload(&self) -> Result<(), StoreError> {
-        let found = self.read_records().await?;
+        tracing::info!("the log no longer has all changes of other gateways: all records are read again");
+        let found = self.read_records().await.map_err(|error| match error {
+            error @ StoreError::NewerSchema { .. } => self.halt(error),
+            error => error,
+        })?;
+        found.check_readable().map_err(|error| self.halt(error))?;
         let stored = self.store.pins().await?;
         let stored: HashMap<Cid, PinSummary> = stored.into_iter().map(|pin| (pin.root, pin)).collect();
         let position = found.position;
@@ -140,12 +207,14 @@ impl Pins {
         let mut index = self.index_mut();
         for root in known {
             let pin = stored.get(&root);
-            if index.root(&root).is_some_and(|root| !root.active) && !index.is_removing(&root) {
+            // A worker knows more of what it has stored itself.
+            let is_doubtful = index.root(&root).is_some_and(|root| !root.active || root.complete);
+            if is_doubtful && !index.is_removing(&root) {
                 let (progress, state) = pin.map(|pin| (progress(pin), pin.state)).unzip();
                 index.set_progress(&root, progress.unwrap_or_default(), state == Some(PinState::Complete));
             }
             if pin.is_some() && !index.is_needed(&root) && !index.is_removing(&root) {
-                self.follow_ups().push(FollowUp::LetGo(root));
+                self.follow_ups().push(FollowUp::RemoveUnneeded(root));
             }
         }
         Ok(())
@@ -159,7 +228,7 @@ impl Pins {
     /// Applies changes of another service, up to a position of the log.
     async fn apply_foreign(&self, position: LogPosition, changes: Vec<PinChange>) {
         // Before the outcomes are visible.
-        let completed = self.completed(&changes).await;
+        let completed = self.completed_by_others(&changes).await;
         let affected: BTreeSet<Cid> = {
             let mut index = self.index_mut();
             let affected = index.apply_foreign(&changes, &self.name, wait_max(&self.options));
@@ -174,27 +243,24 @@ impl Pins {
             {
                 worker.cancel();
             }
+            self.resume_removal(&root);
         }
         for change in &changes {
-            if let Some(root) = change.released_root_of(&self.name) {
-                self.resume_removal(root);
-            } else if let PinChange::RemoveOrphan(root) = change {
+            if let PinChange::RemoveOrphan(root) = change {
                 self.remove_left_over(root).await;
             }
         }
     }
 
-    /// Carries out a removal that this service has decided without knowing that it was appended.
-    fn resume_removal(&self, root: Cid) {
-        let (is_removing, is_needed) = {
-            let index = self.index();
-            (index.is_removing(&root), index.is_needed(&root))
+    /// Carries out a removal that this service is to make according to the log; or withdraws it if others have requested
+    /// the root since, and wait. What this service has appended itself is applied.
+    fn resume_removal(&self, root: &Cid) {
+        let is_to_begin = {
+            let mut index = self.index_mut();
+            index.is_removal_decided(root) && !index.withdraw_removal(root)
         };
-        match (is_removing, is_needed) {
-            (true, _) => {}
-            // There is nothing to remove any more, and the others wait to be told.
-            (false, true) => self.removed().push(root),
-            (false, false) => self.drop_pins(vec![root]),
+        if is_to_begin {
+            self.drop_pins(vec![*root]);
         }
     }
 
@@ -205,12 +271,12 @@ impl Pins {
             return;
         }
         if self.stored_pin(root).await.is_some() {
-            self.follow_ups().push(FollowUp::LetGo(*root));
+            self.follow_ups().push(FollowUp::RemoveUnneeded(*root));
         }
     }
 
     /// The store's pins of the roots that other services have completed.
-    async fn completed(&self, changes: &[PinChange]) -> Vec<PinSummary> {
+    async fn completed_by_others(&self, changes: &[PinChange]) -> Vec<PinSummary> {
         let mut completed = Vec::new();
         for change in changes {
             if let PinChange::Request(entry) = change
@@ -246,7 +312,7 @@ impl Pins {
     }
 
     /// Adds to changes that the pins which they release are to be removed.
-    fn complete(&self, index: &Index, mut changes: Vec<PinChange>) -> Vec<PinChange> {
+    fn with_removals(&self, index: &Index, mut changes: Vec<PinChange>) -> Vec<PinChange> {
         let released = index.released(&changes);
         changes.extend(released.into_iter().flat_map(|root| self.removal_of(root)));
         changes
@@ -254,13 +320,8 @@ impl Pins {
 
     /// That the pin of a root is to be removed, by this service.
     pub(super) fn removal_of(&self, root: Cid) -> [PinChange; 2] {
-        let by = self.is_shared().then(|| self.name.clone());
-        [PinChange::Orphan(root, Orphan { at_ms: now_ms(), by }), PinChange::RemoveWork(root)]
-    }
-
-    /// The roots whose pins were removed, which the log does not say yet.
-    pub(super) fn removed(&self) -> MutexGuard<'_, Vec<Cid>> {
-        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
+        let removed_by = self.is_shared().then(|| self.name.clone());
+        [PinChange::Orphan(root, Orphan { at_ms: now_ms(), removed_by }), PinChange::RemoveWork(root)]
     }
 
     /// The roots whose pins are to be removed as soon as the log can say so.
@@ -285,4 +346,41 @@ fn show_completed(index: &mut Index, pin: &PinSummary) {
     if index.is_pinned(&pin.root) && !index.is_removing(&pin.root) {
         index.set_progress(&pin.root, progress(pin), pin.state == PinState::Complete);
     }
+}
+
+/// Attempts to append, each after others have appended first.
+pub(super) struct Attempts {
+    count: u32,
+    begun: Instant,
+}
+
+impl Attempts {
+    pub(super) fn new() -> Self {
+        Self { count: 1, begun: Instant::now() }
+    }
+
+    /// Another attempt, after a pause if there were many.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] if there were too many.
+    pub(super) async fn next(&mut self) -> Result<(), StoreError> {
+        // The first one may have had to read all records.
+        let is_late = self.count > 1 && self.begun.elapsed() >= ATTEMPTS_TIME_MAX;
+        if self.count >= ATTEMPTS_MAX || is_late {
+            tracing::warn!(attempts = self.count, "a change of pins failed, because other gateways append too often");
+            return Err(StoreError::Busy);
+        }
+        if let Some(pause) = pause(self.count) {
+            tokio::time::sleep(back_off::with_jitter(pause)).await;
+        }
+        self.count += 1;
+        Ok(())
+    }
+}
+
+/// The pause after so many attempts, before jitter.
+fn pause(attempts: u32) -> Option<Duration> {
+    let groups = attempts / ATTEMPTS_WITHOUT_PAUSE;
+    (groups > 0 && attempts.is_multiple_of(ATTEMPTS_WITHOUT_PAUSE))
+        .then(|| back_off::exponential(PAUSE_FIRST, PAUSE_MAX, groups - 1))
 }

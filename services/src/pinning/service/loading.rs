@@ -3,13 +3,15 @@
 use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest, millis};
 use crate::pinning::record::{self, PinChange, Records, Work};
 use crate::pinning::request::{Owner, PinParameters};
+use crate::pinning::service::commit::Attempts;
 use crate::pinning::service::{Pins, PinsError, progress};
 use crate::pinning::workers::wait_max;
-use cache::metadata_store::{Appended, Change, LogPosition};
+use cache::metadata_store::{Appended, Change, LogEntry, LogPosition};
 use cache::{MetadataLog, PinState, PinSummary, Salvage, StoreError};
 use content::Cid;
 use futures::future::join_all;
 use std::collections::{HashMap, HashSet};
+use std::mem;
 use std::sync::{Arc, PoisonError};
 
 impl Pins {
@@ -21,8 +23,7 @@ impl Pins {
     }
 
     async fn load_now(&self) -> Result<(), StoreError> {
-        // Others may append meanwhile.
-        while !self.try_load().await? {}
+        self.read_and_reconcile().await?;
         // Pins that were completed before the process was killed, but not recorded.
         let complete: Vec<Cid> = {
             let index = self.index();
@@ -41,29 +42,75 @@ impl Pins {
         Ok(())
     }
 
-    /// Reads the records, reconciles them with the block store, and writes what has changed. Returns false if others
-    /// have appended meanwhile.
-    async fn try_load(&self) -> Result<bool, StoreError> {
+    /// Reads the records, reconciles them with the block store, and writes what has changed. If others have appended
+    /// meanwhile, it takes their entries in, and reconciles again.
+    async fn read_and_reconcile(&self) -> Result<(), StoreError> {
+        let (mut found, mut stored) = self.read_all().await?;
+        let mut attempts = Attempts::new();
+        loop {
+            // For another attempt.
+            let kept = self.is_shared().then(|| found.clone());
+            let mut reconciled = self.reconciled(found, &mut stored).await?;
+            let changes = mem::take(&mut reconciled.changes);
+            let (position, missed) = self.save(reconciled.position, changes).await?;
+            let Some(missed) = missed else {
+                self.show(reconciled, position, &stored);
+                return Ok(());
+            };
+            attempts.next().await?;
+            (found, stored) = match (kept, missed) {
+                (Some(mut found), Missed::Entries(entries)) => {
+                    for root in found.advance(&entries)? {
+                        match self.store.pin(&root).await? {
+                            Some(pin) => _ = stored.insert(root, pin),
+                            None => _ = stored.remove(&root),
+                        }
+                    }
+                    (found, stored)
+                }
+                _ => self.read_all().await?,
+            };
+        }
+    }
+
+    async fn read_all(&self) -> Result<(Records, HashMap<Cid, PinSummary>), StoreError> {
         let found = self.read_records().await?;
+        if self.is_shared() {
+            // A service of a later release has made them.
+            found.check_readable()?;
+        }
         let stored = self.store.pins().await?;
-        let mut stored: HashMap<Cid, PinSummary> = stored.into_iter().map(|pin| (pin.root, pin)).collect();
+        Ok((found, stored.into_iter().map(|pin| (pin.root, pin)).collect()))
+    }
+
+    /// The state that follows from the records and the pins of the block store.
+    async fn reconciled(
+        &self,
+        found: Records,
+        stored: &mut HashMap<Cid, PinSummary>,
+    ) -> Result<Reconciled, StoreError> {
         let damage = Damage::of(&*self.log, found.unreadable.len());
         let mut changes = match &damage {
-            None => self.drop_orphans(&found, &mut stored).await?,
+            None => self.drop_orphans(&found, stored).await?,
             // The record of a later request for the root may be lost. The operator removes what is not needed.
             Some(_) => found.orphans.iter().map(|(root, _)| PinChange::RemoveOrphan(*root)).collect(),
         };
         let Records { position, format, entries, works, unreadable, .. } = found;
-        let (mut entries, removed, mut lost) = reconcile(entries, &stored);
+        let (mut entries, removed, mut lost) = reconcile(entries, stored);
         changes.extend(removed);
-        let adopted = self.adopt_pins(&mut entries, &stored, damage.is_some(), &mut changes)?;
+        let adopted = self.adopt_pins(&mut entries, stored, damage.is_some(), &mut changes)?;
         lost.extend(adopted.iter().filter(|root| stored.get(root).is_some_and(|pin| pin.state == PinState::Partial)));
         let mut records: Vec<Change> = changes.iter().map(PinChange::encode).collect::<Result<_, _>>()?;
         records.extend(record::move_unreadable(&unreadable));
         if format.is_none() {
             records.push(record::put_format()?);
         }
-        let Some(position) = self.save(position, records).await? else { return Ok(false) };
+        Ok(Reconciled { position, entries, works, lost, adopted, damage, changes: records })
+    }
+
+    /// Shows the state of the start.
+    fn show(&self, reconciled: Reconciled, position: LogPosition, stored: &HashMap<Cid, PinSummary>) {
+        let Reconciled { entries, works, lost, adopted, damage, .. } = reconciled;
         if let Some(damage) = damage {
             damage.log(&adopted);
             self.metrics.show_damage(self.log.is_read_only());
@@ -72,7 +119,7 @@ impl Pins {
         let mut index = self.index_mut();
         index.position = position;
         entries.into_iter().for_each(|entry| index.insert(entry));
-        for (root, pin) in &stored {
+        for (root, pin) in stored {
             index.set_progress(root, progress(pin), pin.state == PinState::Complete);
         }
         let wait_max = wait_max(&self.options);
@@ -84,7 +131,6 @@ impl Pins {
             let work = index.root(&root).map(|root| root.work.clone()).unwrap_or_default();
             index.set_work(&root, Work { lost: true, ..work });
         }
-        Ok(true)
     }
 
     /// Completes removals of pins that a killed process had begun.
@@ -148,18 +194,44 @@ impl Pins {
         Ok(adopted.into_iter().map(|pin| pin.root).collect())
     }
 
-    /// Writes the decisions of the start. A read-only pin metadata store is served as it was read. `None` if others
-    /// have appended meanwhile.
-    async fn save(&self, after: LogPosition, changes: Vec<Change>) -> Result<Option<LogPosition>, StoreError> {
+    /// Writes the decisions of the start. A read-only pin metadata store is served as it was read. Returns the position
+    /// of the state, or what others have appended meanwhile.
+    async fn save(
+        &self,
+        after: LogPosition,
+        changes: Vec<Change>,
+    ) -> Result<(LogPosition, Option<Missed>), StoreError> {
         if changes.is_empty() || self.log.is_read_only() {
-            return Ok(Some(after));
+            return Ok((after, None));
         }
         match self.log.append(after, changes).await {
-            Ok(Appended::At(position)) => Ok(Some(position)),
-            Ok(Appended::Behind(_) | Appended::Truncated) => Ok(None),
-            Err(error) => pass_if_full(Err(error), Some(after)),
+            Ok(Appended::At(position)) => Ok((position, None)),
+            Ok(Appended::Behind(entries)) => Ok((after, Some(Missed::Entries(entries)))),
+            Ok(Appended::Truncated) => Ok((after, Some(Missed::Truncated))),
+            Err(error) => pass_if_full(Err(error), (after, None)),
         }
     }
+}
+
+/// What others have appended during the start.
+enum Missed {
+    Entries(Vec<LogEntry>),
+    /// The log no longer has all of it.
+    Truncated,
+}
+
+/// The state of the start, and the changes by which the records become it.
+struct Reconciled {
+    /// The position of the records.
+    position: LogPosition,
+    entries: Vec<StoredRequest>,
+    works: Vec<(Cid, Work)>,
+    /// The roots of pins that lost blocks.
+    lost: HashSet<Cid>,
+    /// The roots of pins that had no request.
+    adopted: Vec<Cid>,
+    damage: Option<Damage>,
+    changes: Vec<Change>,
 }
 
 /// Ignores a full disk, which must not prevent the start: the next start decides again.

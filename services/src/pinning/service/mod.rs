@@ -44,7 +44,7 @@ use futures::future::join_all;
 use libp2p::Multiaddr;
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
@@ -134,7 +134,7 @@ pub(in crate::pinning) enum FollowUp {
     /// Announces a pinned root.
     Announce(Cid),
     /// Removes the store's pin of a root that nothing needs, after the log says so.
-    LetGo(Cid),
+    RemoveUnneeded(Cid),
 }
 
 /// Protects the store's pin of a root from removal until it is dropped.
@@ -150,7 +150,7 @@ impl Drop for Protection {
         if let (true, Ok(runtime)) = (is_removable, Handle::try_current()) {
             let (pins, root) = (Arc::clone(&self.pins), self.root);
             runtime.spawn(async move {
-                if let Err(error) = pins.let_go(root).await {
+                if let Err(error) = pins.remove_unneeded(root).await {
                     tracing::warn!(%root, %error, "removing a pin that is no longer needed failed");
                 }
             });
@@ -180,9 +180,7 @@ pub struct Pins {
     index: RwLock<Index>,
     /// Serialises changes.
     changes: tokio::sync::Mutex<()>,
-    /// Roots whose pins were removed from the store, which the next entry of the log says.
-    removed: Mutex<Vec<Cid>>,
-    /// Roots that nothing needs, whose pins this service could not remove because the log failed.
+    /// Roots that nothing needs, whose pins this service could not remove because the log or the store failed.
     left_over: Mutex<Vec<Cid>>,
     /// The follow-ups of the change in progress.
     follow_ups: Mutex<Vec<FollowUp>>,
@@ -193,8 +191,10 @@ pub struct Pins {
     /// One adoption records its requests at a time.
     pub(in crate::pinning) adoptions: tokio::sync::Mutex<()>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
-    /// Cancelled when the dispatcher or the task that watches pin changes has ended.
+    /// Cancelled when the dispatcher, or a task that watches pin changes or other services, has ended.
     ended: CancellationToken,
+    /// Why no more changes are made, if the log has one that this release cannot apply.
+    halted: OnceLock<StoreError>,
     damage: Mutex<Option<DamageReport>>,
 }
 
@@ -227,7 +227,12 @@ impl Pins {
             watching.await;
         });
         if let Some(latest) = pins.log.watch() {
-            tokio::spawn(commit::follow(Arc::downgrade(&pins), pins.stopping.clone(), latest));
+            let following = commit::follow(Arc::downgrade(&pins), pins.stopping.clone(), latest);
+            let ended = pins.ended.clone().drop_guard();
+            tokio::spawn(async move {
+                let _ended = ended;
+                following.await;
+            });
         }
         if let Some(bridge) = &pins.reach.bridge {
             let connections = bridge.inbound_connections();
@@ -289,7 +294,6 @@ impl Pins {
             claims,
             index: RwLock::new(index),
             changes: tokio::sync::Mutex::default(),
-            removed: Mutex::default(),
             left_over: Mutex::default(),
             follow_ups: Mutex::default(),
             follow_up_tasks: TaskTracker::new(),
@@ -297,6 +301,7 @@ impl Pins {
             adoptions: tokio::sync::Mutex::default(),
             dispatcher: Mutex::default(),
             ended: CancellationToken::new(),
+            halted: OnceLock::new(),
             damage: Mutex::default(),
         }
     }

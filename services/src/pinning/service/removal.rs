@@ -6,6 +6,7 @@
 use crate::pinning::index::{Index, PinOutcome, StoredRequest};
 use crate::pinning::record::PinChange;
 use crate::pinning::service::{FollowUp, Pins, PinsError};
+use cache::StoreError;
 use content::Cid;
 use futures::future::{BoxFuture, FutureExt as _};
 use std::sync::Arc;
@@ -108,9 +109,10 @@ impl Pins {
                         self.withdraw_unneeded(&zstd_file).await;
                     }
                 }
-                Err(error) => tracing::warn!(
-                    %root, %error, "removing a pin that is no longer needed failed; the next start tries again"
-                ),
+                Err(error) => {
+                    let retried = if self.retry_removal(root) { "soon" } else { "at the next start" };
+                    tracing::warn!(%root, %error, retried, "removing a pin that is no longer needed failed");
+                }
             },
             FollowUp::Announce(root) => {
                 self.reach.announce(&root).await;
@@ -120,34 +122,41 @@ impl Pins {
                 // It may have been unpinned meanwhile.
                 self.withdraw_unneeded(&root).await;
             }
-            FollowUp::LetGo(root) => {
-                if let Err(error) = self.let_go(root).await {
-                    // Only the task that follows other services tries again.
-                    let retried = self.is_shared();
+            FollowUp::RemoveUnneeded(root) => {
+                if let Err(error) = self.remove_unneeded(root).await {
+                    let retried = self.retry_removal(root);
                     tracing::warn!(%root, %error, retried, "removing a pin that is no longer needed failed");
-                    if retried {
-                        self.left_over().push(root);
-                    }
                 }
             }
         }
     }
 
+    /// Has a removal repeated by the task that follows other services, if there are any. Returns whether it will be.
+    fn retry_removal(&self, root: Cid) -> bool {
+        if self.is_shared() {
+            self.left_over().push(root);
+        }
+        self.is_shared()
+    }
+
     /// Removes the store's pin of a root, and returns the zstd file if it was that of a packed file.
-    async fn remove_pin(self: &Arc<Self>, root: &Cid) -> Result<Option<Cid>, PinsError> {
-        let removal = Removal { pins: self, root };
+    async fn remove_pin(self: &Arc<Self>, root: &Cid) -> Result<Option<Cid>, StoreError> {
+        let mut removal = RunningRemoval { pins: self, root, is_removed: false };
         let zstd_file = self.store.zstd_file(root);
         self.store.remove_pin(root).await?;
-        self.removed().push(*root);
-        // The next entry says so: that of a change that waits already, or this one.
-        let saying = async {
-            let said = self.commit(|_| Ok((Vec::new(), ()))).await;
-            drop(removal);
+        removal.is_removed = true;
+        drop(removal);
+        // The next entry clears the note: that of a change that waits already, or this one.
+        let clearing = async {
+            let cleared = self.commit(|_| Ok((Vec::new(), ()))).await;
             // Another service may have pinned it again since.
             self.reread(root).await;
-            said
+            cleared
         };
-        self.change(saying).await.0.map(|()| zstd_file)
+        if let (Err(error), _) = self.change(clearing).await {
+            tracing::warn!(%root, %error, "recording that a pin was removed failed; it will be retried");
+        }
+        Ok(zstd_file)
     }
 
     /// Withdraws the announcement of a root, unless it has been pinned again.
@@ -163,14 +172,15 @@ impl Pins {
 }
 
 /// A removal of the store's pin of a root. However it ends, the root is available again.
-struct Removal<'a> {
+struct RunningRemoval<'a> {
     pins: &'a Pins,
     root: &'a Cid,
+    is_removed: bool,
 }
 
-impl Drop for Removal<'_> {
+impl Drop for RunningRemoval<'_> {
     fn drop(&mut self) {
-        self.pins.index_mut().end_removal(self.root);
+        self.pins.index_mut().end_removal(self.root, self.is_removed);
         self.pins.changed();
     }
 }

@@ -64,9 +64,13 @@ impl Pins {
         Ok(())
     }
 
-    /// Writes the work of a root.
+    /// Writes the work of a root, unless its last request was removed meanwhile.
     pub(in crate::pinning) async fn write_work(&self, root: &Cid, work: Work) -> Result<(), PinsError> {
-        self.commit(|_| Ok((vec![PinChange::Work(*root, work.clone())], ()))).await
+        let decide = |index: &Index| {
+            let change = index.is_needed(root).then(|| PinChange::Work(*root, work.clone()));
+            Ok((change.into_iter().collect(), ()))
+        };
+        self.commit(decide).await
     }
 
     /// Deletes the work of a settled root.

@@ -323,19 +323,19 @@ async fn the_pin_of_a_rejected_upload_is_removed() {
     let refused = pins.record(&poor, root, None, Default::default()).await;
     assert!(matches!(refused, Err(PinsError::Quota(_))), "{refused:?}");
     let (early, late) = (pins.protect(root).await, pins.protect(root).await);
-    pins.let_go(root).await.expect("waits");
+    pins.remove_unneeded(root).await.expect("waits");
     drop(early);
     assert_eq!(world.pinned().await, [root], "it is protected");
     drop(late);
     until("it is let go", async || world.pinned().await.is_empty().then_some(())).await;
     until("its removal has ended", async || (!pins.index().is_removing(&root)).then_some(())).await;
     world.store.pin_recursive(root, None, supply()).await.expect("pins");
-    pins.let_go(root).await.expect("lets go");
+    pins.remove_unneeded(root).await.expect("lets go");
     assert_eq!(world.pinned().await, []);
     // A requested pin is not removed.
     world.store.pin_recursive(root, None, supply()).await.expect("pins");
     pins.record(&owner("rich"), root, None, Default::default()).await.expect("records");
-    pins.let_go(root).await.expect("does nothing");
+    pins.remove_unneeded(root).await.expect("does nothing");
     assert_eq!(world.pinned().await, [root]);
 }
 

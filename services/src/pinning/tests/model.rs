@@ -1,7 +1,7 @@
 //! The index compared with a simple model of the same requests.
 
 use crate::pinning::index::{Batch, Counts, Index, PinOutcome, StoredRequest};
-use crate::pinning::record::Work;
+use crate::pinning::record::{PinChange, Work};
 use crate::pinning::{PinParameters, Progress};
 use content::{Block, Cid};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ enum Step {
     Take,
     End(usize),
     BeginRemoval(usize),
-    EndRemoval(usize),
+    EndRemoval(usize, bool),
 }
 
 fn outcome(number: u8) -> PinOutcome {
@@ -46,7 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Take),
         1 => (0..4_usize).prop_map(Step::End),
         1 => (0..4_usize).prop_map(Step::BeginRemoval),
-        1 => (0..4_usize).prop_map(Step::EndRemoval),
+        1 => (0..4_usize, any::<bool>()).prop_map(|(root, is_removed)| Step::EndRemoval(root, is_removed)),
     ]
 }
 
@@ -128,6 +128,9 @@ proptest! {
                 Step::Remove(which) if which < entries.len() => {
                     let entry = entries.remove(which);
                     let released = index.released_by([(Some(&entry), None)]);
+                    let to_remove = index.released(&[PinChange::RemoveRequest(Arc::clone(&entry.id))]);
+                    let expected = released.iter().filter(|root| !removing.contains(*root));
+                    prop_assert_eq!(&to_remove, &expected.copied().collect::<Vec<_>>());
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.remove(&entry.id), Some(entry));
                     let lost = |(root, needed): &(&Cid, bool)| *needed && !index.is_needed(root);
@@ -167,7 +170,9 @@ proptest! {
                         progress[root] = 0;
                     }
                 }
-                Step::EndRemoval(root) if removing.remove(&roots[root]) => index.end_removal(&roots[root]),
+                Step::EndRemoval(root, is_removed) if removing.remove(&roots[root]) => {
+                    index.end_removal(&roots[root], is_removed);
+                }
                 Step::End(root) if active.remove(&roots[root]) => index.end_work(&roots[root]),
                 _ => {}
             }

@@ -18,7 +18,7 @@ fn written(change: PinChange) -> Change {
 }
 
 fn orphan(root: Cid, at_ms: u64) -> Change {
-    written(PinChange::Orphan(root, Orphan { at_ms, by: None }))
+    written(PinChange::Orphan(root, Orphan { at_ms, removed_by: None }))
 }
 
 #[tokio::test]

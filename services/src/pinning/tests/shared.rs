@@ -1,25 +1,32 @@
 //! Several services that append to one log, over one block store.
 
 use crate::pinning::coordination::{Coordination, SingleService};
-use crate::pinning::index::{PinOutcome, StoredRequest};
-use crate::pinning::record;
+use crate::pinning::fetch::FetchError;
+use crate::pinning::index::{Index, PinOutcome, StoredRequest};
+use crate::pinning::record::{self, PinChange};
 use crate::pinning::tests::*;
+use crate::pinning::workers::Attempted;
 use crate::pinning::{Meta, QuotaUsage};
 use cache::metadata_store::{Appended, Change, LogPosition, MetadataLog};
-use cache::{PinState, PinSummary, StoreError};
+use cache::{PinError, PinState, PinSummary, StoreError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, join_all};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Mutex;
-use tokio::sync::watch;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 /// The latest entries that the log keeps: all of them, some, none.
 const ENTRIES_BYTES_MAX: [usize; 3] = [1 << 20, 600, 0];
 
 /// What becomes of an append.
 #[derive(Debug, Clone, Copy)]
-enum Fault {
+pub enum Fault {
+    /// It succeeds.
+    None,
     /// It fails.
     Fails,
     /// It succeeds, and the answer is lost.
@@ -28,86 +35,137 @@ enum Fault {
 
 /// A service's connection to the log. It has the faults that it is given, one for each append of changes.
 #[derive(Debug)]
-struct Connection {
+pub struct Connection {
     log: MetadataStore,
     faults: Mutex<VecDeque<Fault>>,
+    /// Before so many appends of changes, another writer appends.
+    interfering: AtomicUsize,
+    /// How often all records were read.
+    reads: AtomicUsize,
+    /// There are no hints.
+    is_silent: AtomicBool,
 }
 
 impl Connection {
-    fn new(log: &MetadataStore) -> Arc<Self> {
-        Arc::new(Self { log: log.clone(), faults: Mutex::default() })
+    pub fn new(log: &MetadataStore) -> Arc<Self> {
+        Arc::new(Self {
+            log: log.clone(),
+            faults: Mutex::default(),
+            interfering: AtomicUsize::new(0),
+            reads: AtomicUsize::new(0),
+            is_silent: AtomicBool::new(false),
+        })
     }
 
-    fn fail(&self, fault: Fault) {
+    pub fn fail(&self, fault: Fault) {
         self.faults.lock().expect("a list").push_back(fault);
     }
 
-    fn repair(&self) {
+    pub fn repair(&self) {
         self.faults.lock().expect("a list").clear();
+    }
+
+    pub async fn start(self: &Arc<Self>, world: &World) -> Result<Arc<Pins>, StoreError> {
+        let coordination = Coordination { log: Arc::clone(self) as _, claims: Arc::new(SingleService) };
+        Pins::alone(coordination, &world.store).await
+    }
+
+    /// Appends as another service that has records of its own.
+    fn interfere(&self) {
+        let less = |count: usize| count.checked_sub(1);
+        if self.interfering.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            self.log.write_now(vec![Change::Put(b"other/1".to_vec(), b"1".to_vec())]).expect("writes");
+        }
     }
 }
 
 impl MetadataLog for Connection {
     fn read(&self, visit: &mut dyn FnMut(&[u8], &[u8])) -> Result<LogPosition, StoreError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         self.log.read(visit)
     }
 
     fn append(&self, after: LogPosition, changes: Vec<Change>) -> BoxFuture<'static, Result<Appended, StoreError>> {
-        let fault = if changes.is_empty() { None } else { self.faults.lock().expect("a list").pop_front() };
+        let mut fault = Fault::None;
+        if !changes.is_empty() {
+            self.interfere();
+            fault = self.faults.lock().expect("a list").pop_front().unwrap_or(fault);
+        }
         let append = self.log.append(after, changes);
         async move {
             let lost = Err(StoreError::Io("the connection was lost".into()));
             match fault {
-                Some(Fault::Fails) => lost,
-                Some(Fault::AnswerIsLost) => append.await.and(lost),
-                None => append.await,
+                Fault::Fails => lost,
+                Fault::AnswerIsLost => append.await.and(lost),
+                Fault::None => append.await,
             }
         }
         .boxed()
     }
 
     fn watch(&self) -> Option<watch::Receiver<LogPosition>> {
-        self.log.watch()
+        match self.is_silent.load(Ordering::Relaxed) {
+            true => Some(watch::Sender::default().subscribe()),
+            false => self.log.watch(),
+        }
     }
 }
 
 /// Services that do not fetch, and learn of each other when they append or catch up.
-struct Site {
-    world: World,
-    connections: Vec<Arc<Connection>>,
-    services: Vec<Arc<Pins>>,
+pub struct Site {
+    pub world: World,
+    pub connections: Vec<Arc<Connection>>,
+    pub services: Vec<Arc<Pins>>,
 }
 
 impl Site {
     async fn new(count: usize, entries_bytes_max: usize) -> Self {
         let mut world = World::new();
         world.register = world.register.shared(entries_bytes_max);
+        Self::of(world, count).await
+    }
+
+    /// A single gateway, whose log has no other writer.
+    pub async fn single(world: World) -> Self {
+        Self::of(world, 1).await
+    }
+
+    async fn of(world: World, count: usize) -> Self {
         let (mut connections, mut services) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let connection = Connection::new(&world.register);
-            let coordination = Coordination { log: Arc::clone(&connection) as _, claims: Arc::new(SingleService) };
-            services.push(Pins::alone(coordination, &world.store).await.expect("starts"));
+            services.push(connection.start(&world).await.expect("starts"));
             connections.push(connection);
         }
         Self { world, connections, services }
     }
 
-    async fn store(&self, blocks: &[Block]) -> PinSummary {
-        let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
-        self.world.store.pin_recursive(*blocks[0].cid(), None, supply).await.expect("pins")
+    pub async fn store(&self, blocks: &[Block]) -> PinSummary {
+        loop {
+            let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
+            match self.world.store.pin_recursive(*blocks[0].cid(), None, supply).await {
+                Ok(summary) => return summary,
+                // By a service whose removal has begun before.
+                Err(PinError::Removed { .. }) => {}
+                Err(error) => panic!("pins: {error}"),
+            }
+        }
     }
 
     /// Ends an attempt of a service to fetch a DAG, successfully.
-    async fn complete(&self, at: usize, blocks: &[Block]) -> Result<(), PinsError> {
+    pub async fn complete(&self, at: usize, blocks: &[Block]) -> Result<(), PinsError> {
         let summary = self.store(blocks).await;
         self.end(at, summary).await
     }
 
     /// Ends an attempt that has stored a DAG. Another service may have removed it since.
     async fn end(&self, at: usize, summary: PinSummary) -> Result<(), PinsError> {
-        let root = summary.root;
+        self.end_as(at, summary.root, Some(Ok(summary))).await
+    }
+
+    async fn end_as(&self, at: usize, root: Cid, attempted: Attempted) -> Result<(), PinsError> {
         let pins = Arc::clone(&self.services[at]);
-        let change = async move { pins.end(&root, Some(Ok(summary)), true).await };
+        let change = async move { pins.end(&root, attempted, true).await };
         self.services[at].spawn_worker_change(change).await
     }
 
@@ -119,25 +177,30 @@ impl Site {
     }
 
     /// Waits until all services have applied everything, and have carried out what follows.
-    async fn settles(&self) {
+    pub async fn settles(&self) {
         self.connections.iter().for_each(|connection| connection.repair());
         let all_are_current = async || {
             for pins in &self.services {
                 pins.catch_up().await.expect("catches up");
             }
             let records = record::load(&self.world.register).expect("reads");
-            let is_current = |pins: &Arc<Pins>| pins.index().position == records.position && !pins.follows_up();
+            let is_current = |pins: &Arc<Pins>| {
+                let index = pins.index();
+                let removes = |root: &Cid| index.is_removing(root) || index.is_removal_decided(root);
+                let is_removing = index.roots().any(|(root, _)| removes(root)) || !index.unlogged_removals().is_empty();
+                index.position == records.position && !is_removing && !pins.follows_up()
+            };
             let stored = self.world.pinned().await;
             let is_needed = |root: &Cid| self.services[0].index().is_needed(root);
             let is_clean = records.orphans.is_empty() && stored.iter().all(is_needed);
             (is_clean && self.services.iter().all(is_current)).then_some(())
         };
-        until("all are current, and no pin is left over", all_are_current).await;
+        until("all are current, no root waits for a removal, and no pin is left over", all_are_current).await;
     }
 
     /// Checks that all services have the same state, which is that of the records, and that the block store has the
     /// pins that are acknowledged.
-    async fn agrees(&self) -> Vec<StoredRequest> {
+    pub async fn agrees(&self) -> Vec<StoredRequest> {
         self.settles().await;
         let mut entries = record::load(&self.world.register).expect("reads").entries;
         entries.sort_unstable_by_key(|entry| entry.created_ms);
@@ -159,6 +222,62 @@ impl Site {
             }
         }
         entries
+    }
+}
+
+/// A change of a service that waits before it commits, and after it. Other changes of the service wait for it.
+pub struct HeldChange {
+    begun: Option<oneshot::Receiver<()>>,
+    commit: Option<oneshot::Sender<()>>,
+    committed: Option<oneshot::Receiver<()>>,
+    end: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), PinsError>>,
+}
+
+impl HeldChange {
+    /// Applies what others have changed, and removes a request if one is given.
+    pub fn queue(pins: &Arc<Pins>, removed: Option<Arc<str>>) -> Self {
+        let (begins, begun) = oneshot::channel();
+        let (commit, commits) = oneshot::channel::<()>();
+        let (commits_now, committed) = oneshot::channel();
+        let (end, ends) = oneshot::channel::<()>();
+        let service = Arc::clone(pins);
+        let change = async move {
+            _ = begins.send(());
+            _ = commits.await;
+            let decide = |index: &Index| {
+                let removed = removed.iter().filter(|id| index.entry(id).is_some());
+                Ok((removed.map(|id| PinChange::RemoveRequest(Arc::clone(id))).collect(), ()))
+            };
+            let changed = service.commit(decide).await;
+            _ = commits_now.send(());
+            _ = ends.await;
+            changed
+        };
+        let pins = Arc::clone(pins);
+        let task = tokio::spawn(async move { pins.spawn_worker_change(change).await });
+        Self { begun: Some(begun), commit: Some(commit), committed: Some(committed), end, task }
+    }
+
+    /// Waits until it has the lock of changes.
+    pub async fn begin(&mut self) {
+        if let Some(begun) = self.begun.take() {
+            begun.await.expect("begins");
+        }
+    }
+
+    pub async fn commit(&mut self) {
+        self.begin().await;
+        if let (Some(commit), Some(committed)) = (self.commit.take(), self.committed.take()) {
+            commit.send(()).expect("it waits");
+            committed.await.expect("commits");
+        }
+    }
+
+    pub async fn end(mut self) -> Result<(), PinsError> {
+        self.commit().await;
+        self.end.send(()).expect("it waits");
+        self.task.await.expect("ends")
     }
 }
 
@@ -240,7 +359,7 @@ async fn a_root_waits_while_another_service_removes_its_pin() {
     let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
     site.complete(0, &dags[0]).await.expect("is pinned");
     other.catch_up().await.expect("catches up");
-    // The removal is decided and carried out. That it is complete cannot be appended.
+    // The removal is decided. It is not carried out, because the answer is lost.
     let removing = Arc::clone(one);
     let (id, root) = (Arc::clone(&request.id), request.root);
     site.connections[0].fail(Fault::AnswerIsLost);
@@ -273,7 +392,7 @@ async fn an_upload_whose_pin_another_service_removes_is_not_recorded() {
     let recorded = other.record(&owner("bob"), request.root, None, Meta::new()).await;
     assert!(matches!(recorded, Err(PinsError::NotPinned { .. })), "{recorded:?}");
     drop(protection);
-    other.let_go(request.root).await.expect("it goes");
+    other.remove_unneeded(request.root).await.expect("it goes");
     assert_eq!(site.agrees().await, []);
 }
 
@@ -356,6 +475,203 @@ async fn a_dag_that_was_requested_again_counts_when_it_is_complete() {
     }
 }
 
+/// A service removes a pin, and learns later that it has begun to remove the next one: the answer was lost.
+#[tokio::test]
+async fn a_removal_that_has_begun_again_is_not_recorded_as_complete() {
+    for bytes_max in ENTRIES_BYTES_MAX {
+        let site = Site::new(2, bytes_max).await;
+        let (dags, alice) = (dags(), owner("alice"));
+        let [one, other] = [&site.services[0], &site.services[1]];
+        let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        site.complete(0, &dags[0]).await.expect("is pinned");
+        // The pin is removed. That it is complete cannot be appended.
+        site.connections[0].fail(Fault::None);
+        site.connections[0].fail(Fault::Fails);
+        one.remove("alice", &request.id).await.expect("removes");
+        assert_eq!(site.world.pinned().await, []);
+        // A rejected upload, whose pin is removed as well.
+        site.store(&dags[0]).await;
+        site.connections[0].fail(Fault::AnswerIsLost);
+        assert!(one.remove_unneeded(request.root).await.is_err(), "the removal is decided, and not carried out");
+        let mut learning = HeldChange::queue(one, None);
+        learning.commit().await;
+        let again = other.request(&owner("bob"), wanted(&dags[0])).await.expect("is asked for");
+        site.complete(1, &dags[0]).await.expect("ends");
+        let shown = other.get("bob", &again.id).expect("is known");
+        assert_eq!(shown.status, Status::Queued, "the pin is about to be removed");
+        learning.end().await.expect("ends");
+        site.agrees().await;
+        site.complete(1, &dags[0]).await.expect("is settled");
+        assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
+    }
+}
+
+/// A service decides to remove the pin of a root that its worker fetches. Another one has the root requested again.
+#[tokio::test]
+async fn a_removal_that_is_withdrawn_ends_for_all() {
+    for (bytes_max, learns_before) in ENTRIES_BYTES_MAX.into_iter().flat_map(|max| [(max, false), (max, true)]) {
+        let site = Site::new(2, bytes_max).await;
+        let (dags, alice) = (dags(), owner("alice"));
+        let [one, other] = [&site.services[0], &site.services[1]];
+        let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        let (root, worker) = one.take_next(4).expect("is due");
+        one.remove("alice", &request.id).await.expect("removes");
+        assert!(worker.is_cancelled());
+        let again = other.request(&owner("bob"), wanted(&dags[0])).await.expect("is asked for");
+        if learns_before {
+            one.catch_up().await.expect("catches up");
+        }
+        site.end_as(0, root, None).await.expect("ends");
+        site.agrees().await;
+        let protecting = tokio::time::timeout(PATIENCE, other.protect(root));
+        drop(protecting.await.expect("the root waits no longer"));
+        site.complete(1, &dags[0]).await.expect("is settled");
+        for pins in &site.services {
+            becomes_known(pins, &again, Status::Pinned).await;
+        }
+    }
+}
+
+async fn becomes_known(pins: &Arc<Pins>, request: &PinRequest, status: Status) {
+    pins.catch_up().await.expect("catches up");
+    becomes(pins, request, status).await;
+}
+
+/// The service has requested the root again itself, and does not know, because the answer was lost.
+#[tokio::test]
+async fn a_removal_that_its_service_has_withdrawn_does_not_begin() {
+    let site = Site::new(2, 1 << 20).await;
+    let (dags, alice) = (dags(), owner("alice"));
+    let [one, other] = [&site.services[0], &site.services[1]];
+    let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    let (root, _) = one.take_next(4).expect("is due");
+    one.remove("alice", &request.id).await.expect("removes");
+    site.connections[0].fail(Fault::AnswerIsLost);
+    assert!(one.request(&alice, wanted(&dags[0])).await.is_err(), "it does not know");
+    other.catch_up().await.expect("catches up");
+    site.complete(1, &dags[0]).await.expect("is settled");
+    site.end_as(0, root, None).await.expect("ends");
+    assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
+}
+
+/// The same, of a root whose pin an upload protects.
+#[tokio::test]
+async fn a_removal_that_an_upload_delays_is_withdrawn() {
+    let site = Site::new(2, 1 << 20).await;
+    let (dags, alice) = (dags(), owner("alice"));
+    let [one, other] = [&site.services[0], &site.services[1]];
+    let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    site.connections[0].fail(Fault::AnswerIsLost);
+    assert!(one.remove("alice", &request.id).await.is_err(), "the removal is decided, and not carried out");
+    let protection = one.protect(request.root).await;
+    one.catch_up().await.expect("catches up");
+    assert!(one.index().is_removal_decided(&request.root), "the upload delays it");
+    other.request(&owner("bob"), wanted(&dags[0])).await.expect("is asked for");
+    one.catch_up().await.expect("catches up");
+    drop(protection);
+    site.agrees().await;
+    site.complete(1, &dags[0]).await.expect("is settled");
+    assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
+}
+
+/// The last request is removed when an attempt has just failed.
+#[tokio::test]
+async fn a_failed_attempt_without_requests_leaves_no_work() {
+    for site in [Site::single(World::new()).await, Site::new(2, 1 << 20).await] {
+        let pins = &site.services[0];
+        let request = pins.request(&owner("alice"), wanted(&dags()[0])).await.expect("is asked for");
+        let (root, _) = pins.take_next(4).expect("is due");
+        pins.remove("alice", &request.id).await.expect("removes");
+        site.end_as(0, root, Some(Err(FetchError::Internal))).await.expect("ends");
+        site.agrees().await;
+        assert_eq!(record::load(&site.world.register).expect("reads").works, []);
+    }
+}
+
+/// A service has removed a pin. Before it has recorded that, another one pins the root and begins to remove it.
+#[tokio::test]
+async fn a_removal_elsewhere_is_noticed_while_an_own_one_ends() {
+    let site = Site::new(2, 1 << 20).await;
+    let (dags, alice) = (dags(), owner("alice"));
+    let [one, other] = [&site.services[0], &site.services[1]];
+    let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    site.complete(0, &dags[0]).await.expect("is pinned");
+    let removing = HeldChange::queue(one, Some(Arc::clone(&request.id)));
+    // It has the lock before what follows from the removal, which waits for it.
+    let mut next = HeldChange::queue(one, None);
+    removing.end().await.expect("removes");
+    next.begin().await;
+    let is_removed = async || (!one.index().unlogged_removals().is_empty()).then_some(());
+    until("the pin is removed", is_removed).await;
+    next.commit().await;
+    let again = other.request(&owner("bob"), wanted(&dags[0])).await.expect("is asked for");
+    site.complete(1, &dags[0]).await.expect("is settled");
+    site.connections[1].fail(Fault::AnswerIsLost);
+    assert!(other.remove("bob", &again.id).await.is_err(), "the removal is decided, and not carried out");
+    next.end().await.expect("ends");
+    one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    assert!(one.index().is_removing(&request.root), "the root waits");
+    assert_eq!(record::load(&site.world.register).expect("reads").orphans.len(), 1, "the removal goes on");
+    site.agrees().await;
+    site.complete(0, &dags[0]).await.expect("is settled");
+    assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
+}
+
+/// A later release changes records in a way that this one does not know.
+#[tokio::test]
+async fn a_service_stops_if_it_cannot_apply_a_change() {
+    let put = |key: &str, value: &str| vec![Change::Put(key.into(), value.into())];
+    for bytes_max in ENTRIES_BYTES_MAX {
+        for (key, value) in [("request/1", "{}"), ("orphan/1", "{}"), ("work/1", "{}"), ("format", "2")] {
+            let site = Site::new(2, bytes_max).await;
+            let (dags, alice, pins) = (dags(), owner("alice"), &site.services[0]);
+            let request = pins.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+            site.world.register.write(put("later/1", "?")).await.expect("writes");
+            pins.catch_up().await.expect("records of others are ignored");
+            site.world.register.write(put(key, value)).await.expect("writes");
+            for _ in 0..2 {
+                let removed = pins.remove("alice", &request.id).await;
+                let is_clear = |error: &StoreError| {
+                    let is_format = matches!(error, StoreError::NewerSchema { found: 2, .. });
+                    is_format || matches!(error, StoreError::UnknownRecord { key: found } if **found == *key)
+                };
+                assert!(matches!(&removed, Err(PinsError::Store(error)) if is_clear(error)), "{key}: {removed:?}");
+            }
+            tokio::time::timeout(PATIENCE, pins.ended()).await.expect("it has stopped");
+            assert!(pins.get("alice", &request.id).is_some(), "nothing was decided");
+            let started = Connection::new(&site.world.register).start(&site.world).await;
+            assert!(started.is_err(), "{key}: none starts either");
+            assert_eq!(site.world.register.get(key.as_bytes()).expect("reads").as_deref(), Some(value.as_bytes()));
+        }
+    }
+}
+
+/// Another service appends before each append.
+#[tokio::test]
+async fn attempts_to_append_are_bounded_and_a_start_reads_the_records_once() {
+    let site = Site::new(1, 1 << 20).await;
+    let (dags, alice, connection) = (dags(), owner("alice"), &site.connections[0]);
+    connection.interfering.store(5, Ordering::Relaxed);
+    site.services[0].request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    connection.interfering.store(usize::MAX, Ordering::Relaxed);
+    let requested = site.services[0].request(&alice, wanted(&dags[1])).await;
+    assert!(matches!(requested, Err(PinsError::Store(StoreError::Busy))), "{requested:?}");
+    connection.interfering.store(0, Ordering::Relaxed);
+    site.services[0].request(&alice, wanted(&dags[1])).await.expect("it can be retried");
+    // A start that has something to write.
+    site.store(&dags[2]).await;
+    let starting = Connection::new(&site.world.register);
+    starting.interfering.store(usize::MAX, Ordering::Relaxed);
+    let started = starting.start(&site.world).await;
+    assert!(matches!(started, Err(StoreError::Busy)));
+    let starting = Connection::new(&site.world.register);
+    starting.interfering.store(5, Ordering::Relaxed);
+    let started = starting.start(&site.world).await.expect("starts");
+    assert_eq!((started.counts().pinned, started.counts().pending), (1, 2));
+    assert_eq!(starting.reads.load(Ordering::Relaxed), 1);
+    assert_eq!(starting.interfering.load(Ordering::Relaxed), 0);
+}
+
 /// Services with workers, which learn of each other by hints.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_at_any_service_are_obeyed_by_all() {
@@ -378,6 +694,25 @@ async fn requests_at_any_service_are_obeyed_by_all() {
     for pins in &services {
         pins.stop().await;
     }
+}
+
+/// The hints of a log end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_service_without_hints_polls() {
+    let mut world = World::new();
+    world.register = world.register.shared(1 << 20);
+    let connection = Connection::new(&world.register);
+    connection.is_silent.store(true, Ordering::Relaxed);
+    let claims = Arc::new(SingleService);
+    let silent = world.start_with(Coordination { log: connection, claims }).await;
+    let other = world.start().await;
+    for blocks in &dags()[..2] {
+        world.upstream.has(blocks);
+        let request = other.request(&owner("alice"), wanted(blocks)).await.expect("is asked for");
+        becomes(&silent, &request, Status::Pinned).await;
+    }
+    silent.stop().await;
+    other.stop().await;
 }
 
 /// Services that decide at the same time lose nothing that they have acknowledged.
@@ -416,31 +751,80 @@ async fn concurrent_changes_of_several_services_are_all_kept() {
 /// A step of a random history, by one of the services.
 #[derive(Debug, Clone)]
 enum Step {
-    Request { owner: usize, root: usize, replaces: Option<usize> },
-    Upload { owner: usize, root: usize },
+    Request {
+        owner: usize,
+        root: usize,
+        replaces: Option<usize>,
+    },
+    Upload {
+        owner: usize,
+        root: usize,
+    },
+    /// An upload whose pin is to be removed, because it was rejected.
+    RejectedUpload(usize),
     Remove(usize),
     TakeDown(usize),
+    /// A worker begins.
+    Take,
+    /// The attempt of a worker succeeds, or one that the service was about to begin.
     Complete(usize),
+    /// A worker ends: it was cancelled, or is to try again.
+    Abandon(usize),
     GiveUp(usize),
     Retry(usize),
     CatchUp,
+    /// A change begins that may remove a request. It delays other changes, and what follows from the one before it.
+    Hold(Option<usize>),
+    /// That change commits.
+    Commit,
+    /// What follows from earlier changes is done, except what waits for a change.
+    Settle,
     Fault(Fault),
 }
 
+/// The number of roots: few, so that the steps concern the same ones.
+const ROOTS: usize = 2;
+
 fn step() -> impl Strategy<Value = Step> {
-    let request = (0..2_usize, 0..4_usize, proptest::option::weighted(0.2, 0..8_usize))
+    let request = (0..2_usize, 0..ROOTS, proptest::option::weighted(0.2, 0..8_usize))
         .prop_map(|(owner, root, replaces)| Step::Request { owner, root, replaces });
     prop_oneof![
         6 => request,
-        2 => (0..2_usize, 0..4_usize).prop_map(|(owner, root)| Step::Upload { owner, root }),
+        2 => (0..2_usize, 0..ROOTS).prop_map(|(owner, root)| Step::Upload { owner, root }),
+        1 => (0..ROOTS).prop_map(Step::RejectedUpload),
         4 => (0..8_usize).prop_map(Step::Remove),
-        1 => (0..4_usize).prop_map(Step::TakeDown),
-        4 => (0..4_usize).prop_map(Step::Complete),
-        1 => (0..4_usize).prop_map(Step::GiveUp),
+        1 => (0..ROOTS).prop_map(Step::TakeDown),
+        3 => Just(Step::Take),
+        4 => (0..ROOTS).prop_map(Step::Complete),
+        2 => (0..ROOTS).prop_map(Step::Abandon),
+        1 => (0..ROOTS).prop_map(Step::GiveUp),
         1 => (0..8_usize).prop_map(Step::Retry),
         2 => Just(Step::CatchUp),
+        3 => proptest::option::weighted(0.6, 0..8_usize).prop_map(Step::Hold),
+        3 => Just(Step::Commit),
+        1 => Just(Step::Fault(Fault::None)),
         1 => Just(Step::Fault(Fault::Fails)),
         2 => Just(Step::Fault(Fault::AnswerIsLost)),
+    ]
+}
+
+/// Steps of one service: one, or some that concern the same removal.
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let faults = |faults: &[Fault], then: Step| faults.iter().copied().map(Step::Fault).chain([then]).collect();
+    prop_oneof![
+        12 => step().prop_map(|step| vec![step]),
+        // The pin is removed, and that it is complete is not recorded.
+        1 => (0..4_usize).prop_map(move |which| faults(&[Fault::None, Fault::Fails], Step::Remove(which))),
+        // A removal is decided, and the service does not know.
+        1 => (0..4_usize).prop_map(move |which| faults(&[Fault::AnswerIsLost], Step::Remove(which))),
+        1 => (0..ROOTS).prop_map(move |root| faults(&[Fault::AnswerIsLost], Step::RejectedUpload(root))),
+        // What follows from a change waits.
+        1 => proptest::option::of(0..4_usize).prop_map(|removed| vec![Step::Hold(removed), Step::Commit]),
+        // What follows from a removal waits for the lock of changes, and then another change.
+        1 => (0..4_usize).prop_map(|which| vec![Step::Hold(Some(which)), Step::Hold(None), Step::Settle, Step::Commit]),
+        1 => (0..2_usize, 0..ROOTS).prop_map(|(owner, root)| {
+            vec![Step::Request { owner, root, replaces: None }, Step::Complete(root)]
+        }),
     ]
 }
 
@@ -471,60 +855,165 @@ impl Told {
 
 const PINS_MAX: u64 = 5;
 
-async fn run(site: &Site, steps: Vec<(usize, Step)>) -> Told {
-    let (dags, mut told) = (dags(), Told::default());
-    let owners = ["alice", "bob"].map(|name| Owner { pins_max: Some(PINS_MAX), ..owner(name) });
-    for (at, step) in steps {
-        let pins = &site.services[at];
+/// A run of a random history.
+struct Run<'a> {
+    site: &'a Site,
+    dags: Vec<Vec<Block>>,
+    owners: [Owner; 2],
+    told: Told,
+    /// The roots that each service fetches, and the tokens that cancel its workers.
+    workers: Vec<BTreeMap<Cid, CancellationToken>>,
+    /// The change that each service delays, and the request that it removes.
+    held: Vec<Option<(HeldChange, Option<Arc<str>>)>>,
+    /// Roots of uploads whose pins could not be removed.
+    rejected: Vec<(usize, Cid)>,
+}
+
+impl<'a> Run<'a> {
+    fn new(site: &'a Site) -> Self {
+        let owners = ["alice", "bob"].map(|name| Owner { pins_max: Some(PINS_MAX), ..owner(name) });
+        let workers = site.services.iter().map(|_| BTreeMap::new()).collect();
+        let held = site.services.iter().map(|_| None).collect();
+        Self { site, dags: dags(), owners, told: Told::default(), workers, held, rejected: Vec::new() }
+    }
+
+    fn root(&self, number: usize) -> Cid {
+        *self.dags[number][0].cid()
+    }
+
+    async fn step(&mut self, at: usize, step: Step) {
+        let pins = &self.site.services[at];
         match step {
-            Step::Request { owner, root, replaces } => {
-                let former = replaces.and_then(|which| told.pick(which)).filter(|(_, of)| *of == owner);
-                let asked = match &former {
-                    Some((id, _)) => pins.replace(&owners[owner], id, wanted(&dags[root])).await,
-                    None => pins.request(&owners[owner], wanted(&dags[root])).await,
-                };
-                if let Some((id, _)) = former {
-                    told.remove(id, &asked.as_ref().map(|_| ()).map_err(Clone::clone));
+            Step::Hold(removed) => return self.hold(at, removed).await,
+            Step::Commit => {
+                if let Some((held, _)) = &mut self.held[at] {
+                    held.commit().await;
                 }
-                told.requested.extend(asked.ok().map(|request| (request.id, owner)));
+                return;
             }
+            Step::Settle => return tokio::time::sleep(Duration::from_millis(1)).await,
+            Step::Fault(fault) => return self.site.connections[at].fail(fault),
+            _ => self.end_held(at).await,
+        }
+        match step {
+            Step::Request { owner, root, replaces } => self.request(at, owner, root, replaces).await,
             // It would wait for the service that removes the pin.
-            Step::Upload { root, .. } if pins.index().is_removing(dags[root][0].cid()) => {}
-            Step::Upload { owner, root } => {
-                let root_cid = *dags[root][0].cid();
-                let protection = pins.protect(root_cid).await;
-                site.store(&dags[root]).await;
-                let recorded = pins.record(&owners[owner], root_cid, None, Meta::new()).await;
-                drop(protection);
-                if recorded.is_err() {
-                    site.connections[at].repair();
-                    pins.let_go(root_cid).await.expect("it goes");
-                }
-                told.requested.extend(recorded.ok().map(|request| (request.id, owner)));
-            }
+            Step::Upload { root, .. } if pins.index().is_removing(&self.root(root)) => {}
+            Step::Upload { owner, root } => self.upload(at, Some(owner), root).await,
+            Step::RejectedUpload(root) if pins.index().is_removing(&self.root(root)) => {}
+            Step::RejectedUpload(root) => self.upload(at, None, root).await,
             Step::Remove(which) => {
-                let Some((id, owner)) = told.pick(which) else { continue };
-                let removed = pins.remove(&owners[owner].id, &id).await;
-                told.remove(id, &removed);
+                let Some((id, owner)) = self.told.pick(which) else { return };
+                let removed = pins.remove(&self.owners[owner].id, &id).await;
+                self.told.remove(id, &removed);
             }
-            Step::TakeDown(root) => _ = pins.take_down(dags[root][0].cid(), "taken down").await,
+            Step::TakeDown(root) => _ = pins.take_down(&self.root(root), "taken down").await,
+            Step::Take => self.workers[at].extend(pins.take_next(4)),
             Step::Complete(root) => {
-                let cid = *dags[root][0].cid();
-                if pins.index().is_pending(&cid) && !pins.index().is_removing(&cid) {
-                    _ = site.complete(at, &dags[root]).await;
+                let cid = self.root(root);
+                let is_due = pins.index().is_pending(&cid) && !pins.index().is_removing(&cid);
+                if self.workers[at].remove(&cid).is_some() || is_due {
+                    _ = self.site.complete(at, &self.dags[root]).await;
                 }
             }
-            Step::GiveUp(root) => _ = site.give_up(at, *dags[root][0].cid()).await,
+            Step::Abandon(root) => {
+                let cid = self.root(root);
+                if self.workers[at].remove(&cid).is_some() {
+                    _ = self.site.end_as(at, cid, None).await;
+                }
+            }
+            Step::GiveUp(root) => _ = self.site.give_up(at, self.root(root)).await,
             Step::Retry(which) => {
-                let Some((id, _)) = told.pick(which) else { continue };
+                let Some((id, _)) = self.told.pick(which) else { return };
                 _ = pins.retry(&id).await;
             }
             // It may have something to append.
             Step::CatchUp => _ = pins.catch_up().await,
-            Step::Fault(fault) => site.connections[at].fail(fault),
+            Step::Hold(_) | Step::Commit | Step::Settle | Step::Fault(_) => {}
         }
     }
-    told
+
+    async fn request(&mut self, at: usize, owner: usize, root: usize, replaces: Option<usize>) {
+        let (pins, wanted) = (&self.site.services[at], wanted(&self.dags[root]));
+        let former = replaces.and_then(|which| self.told.pick(which)).filter(|(_, of)| *of == owner);
+        let asked = match &former {
+            Some((id, _)) => pins.replace(&self.owners[owner], id, wanted).await,
+            None => pins.request(&self.owners[owner], wanted).await,
+        };
+        if let Some((id, _)) = former {
+            self.told.remove(id, &asked.as_ref().map(|_| ()).map_err(Clone::clone));
+        }
+        self.told.requested.extend(asked.ok().map(|request| (request.id, owner)));
+    }
+
+    /// An upload, which is recorded for an owner if it is not rejected.
+    async fn upload(&mut self, at: usize, owner: Option<usize>, root: usize) {
+        let (pins, cid) = (&self.site.services[at], self.root(root));
+        let protection = pins.protect(cid).await;
+        self.site.store(&self.dags[root]).await;
+        let mut recorded = None;
+        if let Some(owner) = owner {
+            let request = pins.record(&self.owners[owner], cid, None, Meta::new()).await;
+            recorded = request.ok().map(|request| (request.id, owner));
+        }
+        drop(protection);
+        if recorded.is_none() && pins.remove_unneeded(cid).await.is_err() {
+            // The caller repeats it later. It may have been appended.
+            self.rejected.push((at, cid));
+        }
+        self.told.requested.extend(recorded);
+    }
+
+    /// Begins a change that delays others. The one before it ends, and what follows from it waits for the new one.
+    async fn hold(&mut self, at: usize, removed: Option<usize>) {
+        let removed = removed.and_then(|which| self.told.pick(which)).map(|(id, _)| id);
+        let mut next = HeldChange::queue(&self.site.services[at], removed.clone());
+        // It waits for the lock from now on.
+        tokio::task::yield_now().await;
+        self.end_held(at).await;
+        next.begin().await;
+        self.held[at] = Some((next, removed));
+    }
+
+    async fn end_held(&mut self, at: usize) {
+        let Some((held, removed)) = self.held[at].take() else { return };
+        let ended = held.end().await;
+        if let Some(id) = removed {
+            self.told.remove(id, &ended);
+        }
+    }
+
+    async fn end(mut self) -> Told {
+        for at in 0..self.site.services.len() {
+            self.end_held(at).await;
+            for root in std::mem::take(&mut self.workers[at]).into_keys() {
+                _ = self.site.end_as(at, root, None).await;
+            }
+        }
+        for (at, root) in self.rejected {
+            self.site.connections[at].repair();
+            self.site.services[at].remove_unneeded(root).await.expect("removes it");
+        }
+        self.told
+    }
+}
+
+/// Checks that what clients were told holds.
+fn check_told(told: &Told, entries: &[StoredRequest]) {
+    let known: BTreeSet<&Arc<str>> = entries.iter().map(|entry| &entry.id).collect();
+    for (id, _) in &told.requested {
+        let may_be_gone = told.removed.contains(id) || told.maybe_removed.contains(id);
+        assert!(known.contains(id) || may_be_gone, "an acknowledged request is kept");
+        assert!(!(known.contains(id) && told.removed.contains(id)), "an acknowledged removal is kept");
+    }
+    for name in ["alice", "bob"] {
+        let count = entries.iter().filter(|entry| &*entry.owner == name).count() as u64;
+        assert!(count <= PINS_MAX, "the quota holds for all services together");
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
 proptest! {
@@ -532,26 +1021,49 @@ proptest! {
     fn services_agree_and_keep_what_they_have_acknowledged(
         count in 2..4_usize,
         bytes_max in proptest::sample::select(&ENTRIES_BYTES_MAX[..]),
-        steps in proptest::collection::vec((0..2_usize, step()), 0..40),
+        steps in proptest::collection::vec((0..2_usize, steps()), 0..40),
         third in proptest::collection::vec(any::<bool>(), 40),
     ) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async {
+        runtime().block_on(async {
             let site = Site::new(count, bytes_max).await;
-            // The third service, if there is one, takes some of the steps.
-            let steps = steps.into_iter().zip(third);
-            let steps = steps.map(|((at, step), third)| (if third { count - 1 } else { at }, step));
-            let told = run(&site, steps.collect()).await;
-            let entries = site.agrees().await;
-            let known: BTreeSet<&Arc<str>> = entries.iter().map(|entry| &entry.id).collect();
-            for (id, _) in &told.requested {
-                let may_be_gone = told.removed.contains(id) || told.maybe_removed.contains(id);
-                assert!(known.contains(id) || may_be_gone, "an acknowledged request is kept");
-                assert!(!(known.contains(id) && told.removed.contains(id)), "an acknowledged removal is kept");
+            let mut run = Run::new(&site);
+            for ((at, steps), third) in steps.into_iter().zip(third) {
+                for step in steps {
+                    // The third service, if there is one, takes some of the steps.
+                    run.step(if third { count - 1 } else { at }, step).await;
+                }
             }
-            for name in ["alice", "bob"] {
-                let count = entries.iter().filter(|entry| &*entry.owner == name).count() as u64;
-                assert!(count <= PINS_MAX, "the quota holds for all services together");
+            let told = run.end().await;
+            check_told(&told, &site.agrees().await);
+        });
+    }
+
+    #[test]
+    fn a_single_service_keeps_what_it_has_acknowledged_if_appends_fail(
+        steps in proptest::collection::vec(steps(), 0..40),
+    ) {
+        runtime().block_on(async {
+            let mut site = Site::single(World::new()).await;
+            let mut run = Run::new(&site);
+            for step in steps.into_iter().flatten() {
+                // What it has not written, it does not find in the log.
+                let step = if matches!(step, Step::Fault(Fault::AnswerIsLost)) { Step::Fault(Fault::Fails) } else { step };
+                run.step(0, step).await;
+            }
+            let told = run.end().await;
+            let entries = site.agrees().await;
+            check_told(&told, &entries);
+            // The next start finds the same, and settles what is stored.
+            site.services[0] = site.connections[0].start(&site.world).await.expect("starts");
+            let started = site.agrees().await;
+            assert_eq!(started.len(), entries.len());
+            for (before, after) in entries.into_iter().zip(started) {
+                let is_settled = before.is_pending() && after.outcome == PinOutcome::Pinned;
+                let expected = match is_settled {
+                    true => StoredRequest { outcome: PinOutcome::Pinned, keeps: None, ..before },
+                    false => before,
+                };
+                assert_eq!(after, expected);
             }
         });
     }

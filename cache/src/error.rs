@@ -109,6 +109,12 @@ pub enum StoreError {
          run \"causeway store repair\"; either rebuilds the index from the stored blocks"
     )]
     IndexDamaged(Arc<str>),
+    /// What several gateways share cannot be reached now. The change may have been made; it can be repeated.
+    #[error("the gateways of this site cannot change or read what they share at the moment: try again")]
+    Unavailable {
+        /// Why, for the operator: it may name hosts.
+        reason: Arc<str>,
+    },
     /// The store was closed.
     #[error("the store is closed")]
     Closed,

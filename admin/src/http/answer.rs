@@ -177,7 +177,7 @@ impl From<StoreError> for ApiError {
         let status = match &error {
             error if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
             StoreError::Closed => return stopping(),
-            StoreError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            StoreError::Busy | StoreError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self(status, error.to_string())

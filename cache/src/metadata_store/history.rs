@@ -30,7 +30,8 @@ impl History {
         if after == self.last {
             return None;
         }
-        let is_kept = self.entries.front().is_some_and(|oldest| oldest.position.0 <= after.0.saturating_add(1));
+        let is_kept =
+            self.entries.front().is_some_and(|oldest| oldest.position.number <= after.number.saturating_add(1));
         let missed: Vec<LogEntry> = self.entries.iter().filter(|entry| entry.position > after).cloned().collect();
         // A position that is ahead of the log is not one of it.
         Some(if is_kept && !missed.is_empty() { Appended::Behind(missed) } else { Appended::Truncated })
@@ -38,7 +39,7 @@ impl History {
 
     /// Adds an entry that was written. Returns its position.
     pub(super) fn push(&mut self, changes: Vec<Change>) -> LogPosition {
-        self.last = LogPosition(self.last.0 + 1);
+        self.last = LogPosition::untagged(self.last.number + 1);
         if self.bytes_max > 0 {
             self.bytes += bytes_of(&changes);
             self.entries.push_back(LogEntry { position: self.last, changes });
@@ -93,14 +94,17 @@ mod tests {
             let mut history = History::new(bytes_max);
             let last = (1..=appended).map(|number| history.push(entry(number))).last();
             assert_eq!(last.unwrap_or_default(), history.last());
-            let missed = history.missed(LogPosition(after));
+            let missed = history.missed(LogPosition::untagged(after));
             let expected = match expected {
                 Err(false) => None,
                 Err(true) => Some(Appended::Truncated),
                 Ok(numbers) => Some(Appended::Behind(
                     numbers
                         .iter()
-                        .map(|number| LogEntry { position: LogPosition((*number).into()), changes: entry(*number) })
+                        .map(|number| LogEntry {
+                            position: LogPosition::untagged((*number).into()),
+                            changes: entry(*number),
+                        })
                         .collect(),
                 )),
             };
@@ -120,6 +124,6 @@ mod tests {
         // One entry that exceeds the bound is not kept either.
         history.push(vec![Change::Put(Vec::new(), vec![0; bytes_max])]);
         assert_eq!((history.entries.len(), history.bytes), (0, 0));
-        assert_eq!(history.missed(LogPosition(100)), Some(Appended::Truncated));
+        assert_eq!(history.missed(LogPosition::untagged(100)), Some(Appended::Truncated));
     }
 }

@@ -14,8 +14,23 @@ use std::path::Path;
 use tokio::sync::watch;
 
 /// A position in a log: that of its latest entry that is known. The default is the beginning.
+///
+/// A number alone does not name an entry where a log can lose its latest entries, such as a database whose standby takes
+/// over: then others get their numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LogPosition(pub u64);
+pub struct LogPosition {
+    /// Increases with each entry.
+    pub number: u64,
+    /// A random identifier of the entry; 0 where entries cannot be lost.
+    pub tag: u64,
+}
+
+impl LogPosition {
+    /// A position in a log that does not lose entries.
+    pub const fn untagged(number: u64) -> Self {
+        Self { number, tag: 0 }
+    }
+}
 
 /// Changes that were appended together.
 #[derive(Debug, Clone, PartialEq, Eq)]

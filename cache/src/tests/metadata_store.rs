@@ -161,9 +161,9 @@ async fn entries_are_durable_and_positions_are_those_of_a_process() {
         let register = MetadataStore::open(dir.path()).expect("opens");
         let mut count = 0;
         let after = register.read(&mut |_, _| count += 1).expect("reads");
-        assert_eq!((after, count), (LogPosition(0), opened));
+        assert_eq!((after, count), (LogPosition::untagged(0), opened));
         let appended = register.append(after, vec![put(&opened.to_string(), "x")]).await.expect("appends");
-        assert_eq!(appended, Appended::At(LogPosition(1)));
+        assert_eq!(appended, Appended::At(LogPosition::untagged(1)));
     }
 }
 

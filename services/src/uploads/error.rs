@@ -190,7 +190,7 @@ impl UploadError {
 fn of_store(error: &StoreError) -> StatusCode {
     match error {
         error if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
-        StoreError::Closed | StoreError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        StoreError::Closed | StoreError::Busy | StoreError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

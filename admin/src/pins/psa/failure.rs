@@ -74,7 +74,9 @@ impl From<PinsError> for PsaFailure {
             PinsError::Quota(_) => StatusCode::CONFLICT,
             PinsError::Full(_) => StatusCode::INSUFFICIENT_STORAGE,
             PinsError::Store(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
-            PinsError::Store(StoreError::Closed | StoreError::Busy) => StatusCode::SERVICE_UNAVAILABLE,
+            PinsError::Store(StoreError::Closed | StoreError::Busy | StoreError::Unavailable { .. }) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             PinsError::NotPinned { .. } | PinsError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error)

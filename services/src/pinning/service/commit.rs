@@ -17,6 +17,7 @@ use std::mem;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 /// How often a service asks for changes of others without being told of one.
@@ -40,6 +41,9 @@ const ATTEMPTS_TIME_MAX: Duration = Duration::from_secs(30);
 /// Applies what other services append to the log, until this one stops.
 pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, latest: watch::Receiver<LogPosition>) {
     let mut latest = Some(latest);
+    // Whatever hints come: after a failover they may be of a log that is behind this service.
+    let mut poll = tokio::time::interval(POLL_EVERY);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let hint = async {
             match &mut latest {
@@ -50,7 +54,7 @@ pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, latest
         let hint = tokio::select! {
             () = stopping.cancelled() => return,
             hint = hint => Some(hint),
-            () = tokio::time::sleep(POLL_EVERY) => None,
+            _ = poll.tick() => None,
         };
         let Some(pins) = pins.upgrade() else { return };
         match hint {

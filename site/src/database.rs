@@ -1,0 +1,37 @@
+//! The database of a site.
+//!
+//! ```text
+//! services ─┬─ MetadataLog ──→ DatabaseLog ────┬─→ ReconnectingSession ──→ Database ──→ PostgreSQL
+//!           └─ Claims ───────→ DatabaseClaims ─┘                         hosts, TLS
+//! ```
+//!
+//! | module | concern |
+//! |---|---|
+//! | `address` | the URL of the database, and TLS to it |
+//! | `claims` | [`DatabaseClaims`]: which gateway works on which root |
+//! | `error` | [`DatabaseError`]: what the operator can do |
+//! | `log` | [`DatabaseLog`]: the log of changes of metadata records |
+//! | `reconnecting` | one session that is established again when it was lost |
+//! | `schema` | the tables, and how older ones become current |
+//! | `session` | a connection with its settings, and its notifications |
+
+mod address;
+mod claims;
+mod error;
+mod log;
+mod reconnecting;
+mod schema;
+mod session;
+
+pub use address::{Database, DatabaseOptions};
+pub use claims::{ClaimOptions, DatabaseClaims};
+pub use error::DatabaseError;
+pub use log::{DatabaseLog, LogOptions};
+
+/// A random number, which names an entry of the log, or a process.
+///
+/// # Errors
+/// [`DatabaseError::Settings`] if the system has none.
+fn random_number() -> Result<u64, DatabaseError> {
+    getrandom::u64().map_err(|error| DatabaseError::Settings(error.to_string().into()))
+}

@@ -363,21 +363,26 @@ async fn several_peers_send_parts_of_a_large_file() {
     for holder in &holders {
         asker.connect(holder).await;
     }
-    // One peer may have sent everything before the others have said that they have the file.
+    // One peer may have sent everything before the others have said that they have the file, and what is late beside
+    // load is requested twice.
+    let mut attempts = Vec::new();
     for attempt in 1..=4 {
         let bytes = content(7 + 2 * attempt, 60_000_000);
         let stored: Vec<Cid> = holders.iter().map(|holder| holder.store.add(&bytes)).collect();
         let file = stored[0];
         let sent = || holders.iter().map(|holder| holder.sample("causeway_dag_sent_bytes_total")).collect::<Vec<_>>();
-        let before = sent();
+        let received = || {
+            let (plain, packed, by_bitswap) = asker.received();
+            plain + packed + by_bitswap + asker.sample("causeway_bitswap_blocks_total{kind=\"duplicate\"}")
+        };
+        let before = (sent(), received());
         assert!(asker.read(&file, 0..bytes.len() as u64).await == bytes);
-        let duplicates = asker.sample("causeway_bitswap_blocks_total{kind=\"duplicate\"}");
-        let (plain, packed, by_bitswap) = asker.received();
-        let received = plain + packed + by_bitswap + duplicates;
-        assert!(received < attempt * 231 * 5 / 4, "{plain} {packed} {by_bitswap} {duplicates}");
-        if sent().iter().zip(before).filter(|(now, before)| *now - before > 1_000_000).count() >= 2 {
+        let senders = sent().iter().zip(before.0).filter(|(now, before)| *now - before > 1_000_000).count();
+        let blocks = received() - before.1;
+        if senders >= 2 && blocks < 231 * 5 / 4 {
             return;
         }
+        attempts.push((senders, blocks));
     }
-    panic!("each file was sent by one peer");
+    panic!("the peers that have sent much, and the blocks that were received: {attempts:?}");
 }

@@ -114,14 +114,7 @@ async fn a_file_from_another_causeway_is_one_request() {
 
 /// Reads a file by each of its roots from a gateway: as a whole, and again a part of it.
 async fn expect_one_request_each(gateway: &str, roots: &[String], content: &[u8]) {
-    let mut late = Vec::new();
-    for _ in 0..ATTEMPTS_MAX {
-        late = further_requests(gateway, roots, content).await;
-        if late.is_empty() {
-            return;
-        }
-    }
-    panic!("{late:?}");
+    until_on_time(async || further_requests(gateway, roots, content).await).await;
 }
 
 /// The same once, with new nodes; returns what was requested besides.
@@ -189,9 +182,14 @@ async fn invalid_blocks_of_a_gateway_are_rejected() {
 
 /// Reads everything through one gateway without other sources, and again without it.
 async fn read_over_http(cars: bool, gateway: &str, items: &[Item]) {
+    until_on_time(async || requested_one_by_one(cars, gateway, items).await).await;
+}
+
+/// Repeats an attempt, which returns what was late, until nothing was.
+async fn until_on_time(attempt: impl AsyncFn() -> Vec<String>) {
     let mut late = Vec::new();
     for _ in 0..ATTEMPTS_MAX {
-        late = requested_one_by_one(cars, gateway, items).await;
+        late = attempt().await;
         if late.is_empty() {
             return;
         }

@@ -28,6 +28,11 @@ pub use claims::{ClaimOptions, DatabaseClaims};
 pub use error::DatabaseError;
 pub use log::{DatabaseLog, LogOptions};
 
+use tokio_postgres::types::{ToSql, Type};
+
+/// A parameter of a statement, with its type.
+type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+
 /// A random number, which names an entry of the log, or a process.
 ///
 /// # Errors

@@ -9,6 +9,7 @@
 //! own lease from before it asked for it, and so gives it up before others can take it over, as long as its clock does
 //! not run slower than the database's by more than the time of an answer.
 
+use super::Parameter;
 use super::address::Database;
 use super::error::DatabaseError;
 use super::reconnecting::ReconnectingSession;
@@ -17,7 +18,7 @@ use futures::future::{BoxFuture, FutureExt as _};
 use services::pinning::coordination::{Claim, Claimed, Claims};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::Type;
 
 /// How long a claim lasts without being renewed.
 const LEASE: Duration = Duration::from_secs(30);
@@ -125,7 +126,7 @@ impl Claiming {
         let asked = Instant::now();
         let (key, lease) = (root.to_bytes(), self.lease_ms());
         let rows = self.session.run(async |session| {
-            let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+            let parameters: [Parameter<'_>; 3] =
                 [(&key, Type::BYTEA), (&self.member, Type::INT8), (&lease, Type::INT8)];
             match session.query_typed(&self.statements.claim, &parameters).await?.first() {
                 Some(row) => Ok(Ok(row.try_get::<_, i64>(0)?)),
@@ -152,7 +153,7 @@ impl Claiming {
         let asked = Instant::now();
         let (key, term, lease) = (claim.root.to_bytes(), stored(claim.term), self.lease_ms());
         let rows = self.session.run(async |session| {
-            let of_claim: [(&(dyn ToSql + Sync), Type); 4] =
+            let of_claim: [Parameter<'_>; 4] =
                 [(&key, Type::BYTEA), (&self.member, Type::INT8), (&lease, Type::INT8), (&term, Type::INT8)];
             session.query_typed(&self.statements.renew, &of_claim).await
         });
@@ -166,8 +167,7 @@ impl Claiming {
     async fn release(&self, claim: &Claim) -> Result<(), DatabaseError> {
         let (key, term) = (claim.root.to_bytes(), stored(claim.term));
         let rows = self.session.run(async |session| {
-            let of_claim: [(&(dyn ToSql + Sync), Type); 3] =
-                [(&key, Type::BYTEA), (&self.member, Type::INT8), (&term, Type::INT8)];
+            let of_claim: [Parameter<'_>; 3] = [(&key, Type::BYTEA), (&self.member, Type::INT8), (&term, Type::INT8)];
             session.query_typed(&self.statements.release, &of_claim).await
         });
         rows.await.map(|_| ())

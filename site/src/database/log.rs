@@ -14,6 +14,7 @@
 //! holds a lock of the whole server while it commits. They are received in a session of their own, which reads the
 //! position now and then, so that its end is noticed.
 
+use super::Parameter;
 use super::address::Database;
 use super::error::DatabaseError;
 use super::reconnecting::ReconnectingSession;
@@ -28,7 +29,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::Type;
 
 /// The number of entries that one append returns at most.
 const ENTRIES_MAX: i64 = 256;
@@ -243,7 +244,7 @@ impl Appending {
         let (new_tag, number, tag) = (super::random_number()?, to_sql(after.number), to_sql(after.tag));
         let sql_tag = to_sql(new_tag);
         let rows = self.session.run(async |session| {
-            let parameters: [(&(dyn ToSql + Sync), Type); 7] = [
+            let parameters: [Parameter<'_>; 7] = [
                 (&number, Type::INT8),
                 (&tag, Type::INT8),
                 (&sql_tag, Type::INT8),
@@ -263,7 +264,7 @@ impl Appending {
     async fn entries_after(&self, after: LogPosition) -> Result<Following, DatabaseError> {
         let number = to_sql(after.number);
         let read = self.session.run(async |session| {
-            let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+            let parameters: [Parameter<'_>; 4] = [
                 (&number, Type::INT8),
                 (&ENTRIES_MAX, Type::INT8),
                 (&ENTRIES_BYTES_MAX, Type::INT8),
@@ -294,10 +295,10 @@ impl Appending {
         let trimmed = to_sql(position.number).saturating_sub(i64::from(self.options.entries_kept));
         let is_due = position.number.is_multiple_of(TRIM_INTERVAL);
         let done = self.session.run(async |session| {
-            let notification: [(&(dyn ToSql + Sync), Type); 2] = [(&self.channel, Type::TEXT), (&payload, Type::TEXT)];
+            let notification: [Parameter<'_>; 2] = [(&self.channel, Type::TEXT), (&payload, Type::TEXT)];
             session.query_typed("SELECT pg_notify($1, $2)", &notification).await?;
             if is_due {
-                let old: [(&(dyn ToSql + Sync), Type); 2] = [(&trimmed, Type::INT8), (&TRIMMED_MAX, Type::INT8)];
+                let old: [Parameter<'_>; 2] = [(&trimmed, Type::INT8), (&TRIMMED_MAX, Type::INT8)];
                 session.query_typed(&self.statements.trim, &old).await?;
             }
             Ok(())
@@ -412,7 +413,7 @@ async fn read_records(
     pages: mpsc::SyncSender<Vec<Record>>,
 ) -> Result<LogPosition, DatabaseError> {
     let session = database.connect().await?;
-    let query = async |statement: &str, parameters: &[(&(dyn ToSql + Sync), Type)]| {
+    let query = async |statement: &str, parameters: &[Parameter<'_>]| {
         database.within(PAGE_TIMEOUT, session.query_typed(statement, parameters)).await
     };
     let column = |error: tokio_postgres::Error| database.error(&error);

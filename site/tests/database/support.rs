@@ -249,7 +249,7 @@ fn server_folder() -> TempDir {
     dir
 }
 
-/// PostgreSQL refuses to run as root, and then runs as `nobody`.
+/// PostgreSQL refuses to run as root. Then it runs as the unprivileged user and group 65534.
 fn unprivileged(command: &mut Command) -> &mut Command {
     match unprivileged_user() {
         Some((user, group)) => command.uid(user).gid(group),

@@ -58,15 +58,8 @@ sbom: ## Print the software bill of materials of the binary (CycloneDX)
 # "cargo test" puts the binary where "cargo build" does. A separate build would recompile much of it, because the tests'
 # dependencies enable more features of shared crates.
 test: lint kubo pebble otelcol ## Check style, then run all tests, including those with a real Kubo and in a browser
-	cargo test $(PROFILE) --no-fail-fast $(FILTER)
-	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
-	scripts/console-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
-	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
-	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway"
-	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
-	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
-	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
-	scripts/monitoring-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	cargo test $(PROFILE) --no-run
+	scripts/all-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)" cargo test $(PROFILE) --no-fail-fast $(FILTER)
 
 test-monitoring: build ## Test alert rules, recording rules and dashboards with a real Prometheus
 	scripts/monitoring-tests "$(CARGO_TARGET_DIR)/release/causeway"
@@ -111,15 +104,8 @@ test-long: export CAUSEWAY_CONSOLE_FLOWS ?= all
 test-long: FUZZ_SECONDS ?= 600
 test-long: lint kubo pebble otelcol ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes three to four hours
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
-	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
-	scripts/console-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
-	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
-	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway"
-	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
-	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
-	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/acceptance-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(FUZZ_SECONDS)
-	scripts/monitoring-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/helm-tests
 	scripts/fuzz $(FUZZ_SECONDS)
 

@@ -1,0 +1,188 @@
+//! Our HTTP client below `object_store`: the workspace's reqwest, with AWS-LC and the certificates that the system
+//! trusts or those of a file. It turns answers that are no success into errors of a known type, and bounds what is
+//! read of an answer.
+
+use super::endpoint::Endpoint;
+use super::failure::{Certificate, Status};
+use crate::error::OpenError;
+use crate::options::StoreOptions;
+use futures::future::BoxFuture;
+use http::header::RETRY_AFTER;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use object_store::ClientOptions;
+use object_store::client::{
+    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
+};
+use reqwest::redirect::Policy;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How much is read of an answer that is an error.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+/// How much is read of a listing: 1,000 objects with the longest names and every part that S3 knows.
+const LISTING_BYTES_MAX: u64 = 8 << 20;
+/// How long a connection is kept without requests. Servers end them after a time of their own.
+const IDLE: Duration = Duration::from_secs(20);
+/// After how much time without data the operating system asks whether the server still exists.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// Makes the clients: one for S3, and one for the source of credentials.
+#[derive(Debug)]
+pub(super) struct Connector {
+    tls: ClientConfig,
+    connect_timeout: Duration,
+    request_timeout: Duration,
+    addresses: Vec<(String, SocketAddr)>,
+    /// The host and port of S3.
+    authority: Arc<str>,
+    bytes_max: usize,
+}
+
+impl Connector {
+    pub(super) fn new(endpoint: &Endpoint, options: &StoreOptions) -> Result<Self, OpenError> {
+        let bytes_max = usize::try_from(options.bytes_max.max(LISTING_BYTES_MAX)).unwrap_or(usize::MAX);
+        Ok(Self {
+            tls: tls(&options.ca).map_err(OpenError::new)?,
+            connect_timeout: options.connect_timeout,
+            request_timeout: options.request_timeout,
+            addresses: options.addresses.clone(),
+            authority: endpoint.authority.as_str().into(),
+            bytes_max,
+        })
+    }
+
+    fn client(&self, allow_http: bool) -> Result<reqwest::Client, reqwest::Error> {
+        let builder = reqwest::Client::builder()
+            .tls_backend_preconfigured(self.tls.clone())
+            .user_agent("causeway")
+            .https_only(!allow_http)
+            .http1_only()
+            .no_proxy()
+            // A signature is for one host, and `retry` decides about attempts.
+            .redirect(Policy::none())
+            .retry(reqwest::retry::never())
+            .connect_timeout(self.connect_timeout)
+            .timeout(self.request_timeout)
+            .pool_idle_timeout(IDLE)
+            .tcp_keepalive(KEEPALIVE);
+        let with =
+            |builder: reqwest::ClientBuilder, (host, address): &(String, SocketAddr)| builder.resolve(host, *address);
+        self.addresses.iter().fold(builder, with).build()
+    }
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let allow_http = options.get_config_value(&ClientConfigKey::AllowHttp).is_some_and(|value| value == "true");
+        let client = self
+            .client(allow_http)
+            .map_err(|error| object_store::Error::Generic { store: "HTTP client", source: error.into() })?;
+        Ok(HttpClient::new(Service { client, authority: Arc::clone(&self.authority), bytes_max: self.bytes_max }))
+    }
+}
+
+#[derive(Debug)]
+struct Service {
+    client: reqwest::Client,
+    authority: Arc<str>,
+    bytes_max: usize,
+}
+
+impl Service {
+    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_s3 = request.uri().authority().is_some_and(|authority| authority.as_str() == &*self.authority);
+        let answer = self.client.call(request).await.map_err(|error| match Certificate::of(&error) {
+            // `object_store` does not repeat what it does not know.
+            Some(certificate) => HttpError::new(HttpErrorKind::Unknown, certificate),
+            None => error,
+        })?;
+        let (head, body) = answer.into_parts();
+        if head.status.is_success() {
+            return Ok(HttpResponse::from_parts(head, bounded(body, self.bytes_max)));
+        }
+        let body = bounded(body, ERROR_BYTES_MAX).bytes().await.unwrap_or_default();
+        let after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let after = after.map(Duration::from_secs);
+        Err(HttpError::new(HttpErrorKind::Unknown, Status::new(is_s3, head.status.as_u16(), &body, after)))
+    }
+}
+
+impl HttpService for Service {
+    // What `async_trait` makes of `async fn call(&self, request: HttpRequest)`.
+    fn call<'a, 'b>(&'a self, request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(self.send(request))
+    }
+}
+
+/// A body that fails when it is longer than that.
+fn bounded(body: HttpResponseBody, bytes_max: usize) -> HttpResponseBody {
+    HttpResponseBody::new(Limited::new(body, bytes_max).map_err(|error| match error.downcast::<HttpError>() {
+        Ok(error) => *error,
+        Err(error) if error.is::<LengthLimitError>() => HttpError::new_boxed(HttpErrorKind::Decode, error),
+        Err(error) => HttpError::new_boxed(HttpErrorKind::Unknown, error),
+    }))
+}
+
+/// TLS by the certificates of a file, or by those that the system trusts if the path is empty.
+fn tls(ca: &Path) -> Result<ClientConfig, String> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    if ca.as_os_str().is_empty() {
+        return Ok(match builder.clone().with_platform_verifier() {
+            Ok(verified) => verified.with_no_client_auth(),
+            // A server on this machine can be used nevertheless.
+            Err(error) => {
+                tracing::warn!(%error, "the system has no certificates of authorities to verify S3 servers with");
+                builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
+            }
+        });
+    }
+    let failed = |error: String| format!("the certificates in {} cannot be used: {error}", ca.display());
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(ca).map_err(|error| failed(error.to_string()))? {
+        let certificate = certificate.map_err(|error| failed(error.to_string()))?;
+        roots.add(certificate).map_err(|error| failed(error.to_string()))?;
+    }
+    if roots.is_empty() {
+        return Err(failed("the file has no certificate in PEM format".to_owned()));
+    }
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_authorities_must_have_a_certificate() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join("ca.pem");
+        assert!(tls(&file).is_err(), "there is no file");
+        std::fs::write(&file, "nonsense").expect("writes");
+        assert!(tls(&file).expect_err("is refused").contains("no certificate"));
+        let own = rcgen::generate_simple_self_signed(["s3.example".to_owned()]).expect("is created");
+        std::fs::write(&file, own.cert.pem()).expect("writes");
+        assert!(tls(&file).is_ok());
+    }
+
+    #[tokio::test]
+    async fn no_more_is_read_of_a_body_than_allowed() {
+        for (bytes, fits) in [(9, true), (10, true), (11, false)] {
+            let body = bounded(HttpResponseBody::from(vec![0_u8; bytes]), 10);
+            assert_eq!(body.bytes().await.is_ok(), fits, "{bytes}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! `kill -9` while objects are written to a folder: what was acknowledged is there, and nothing is there in part.
+//!
+//! The test runs its own program as a child, which writes objects, each on a few threads, and prints the name of each
+//! that was acknowledged.
+
+use crate::support::{child_args, listed, noise};
+use bytes::Bytes;
+use objects::{Objects, StoreOptions};
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+const DIR: &str = "CAUSEWAY_OBJECTS_CRASH_DIR";
+const ROUND: &str = "CAUSEWAY_OBJECTS_CRASH_ROUND";
+const ROUNDS: usize = 5;
+
+fn open(folder: &Path) -> Arc<dyn Objects> {
+    objects::open(&format!("file://{}", folder.display()), &StoreOptions::default()).expect("opens")
+}
+
+/// The bytes of an object, by its name `ROUND/FOLDER/NUMBER`.
+fn data(name: &str) -> Bytes {
+    let number: u64 = name.bytes().fold(0, |sum, byte| sum * 131 % 1_000_003 + u64::from(byte));
+    Bytes::from(noise(number, 20_000 + usize::try_from(number).expect("small") % 200_000))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_whole_or_absent_after_kill_9() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut acknowledged = Vec::new();
+    for round in 0..ROUNDS {
+        let mut child = Command::new(std::env::current_exe().expect("it has a path"))
+            .args(child_args("crash::child_writes"))
+            .env(DIR, dir.path())
+            .env(ROUND, round.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let lines = BufReader::new(child.stdout.take().expect("is piped")).lines().map_while(Result::ok);
+        let mut names = lines.filter_map(|line| line.strip_prefix("put ").map(str::to_owned));
+        acknowledged.extend(names.by_ref().take(3 + 7 * round));
+        child.kill().expect("is ours");
+        child.wait().expect("is ours");
+        acknowledged.extend(names);
+    }
+    assert!(acknowledged.len() >= 3 * ROUNDS, "{acknowledged:?}");
+    let objects = open(dir.path());
+    for name in &acknowledged {
+        assert_eq!(objects.get(name).await.expect("reads"), Some(data(name)), "{name}");
+    }
+    let all = listed(&*objects, "").await;
+    assert!(all.len() >= acknowledged.len());
+    for object in all {
+        let found = objects.get(&object.name).await.expect("reads").expect("is listed");
+        assert_eq!((found.len() as u64, &found), (object.bytes, &data(&object.name)), "{}", object.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn child_writes() {
+    let (Some(dir), Ok(round)) = (std::env::var_os(DIR), std::env::var(ROUND)) else { return };
+    let objects = open(Path::new(&dir));
+    let tasks = (0..4).map(|task| {
+        let (objects, round) = (Arc::clone(&objects), round.clone());
+        tokio::spawn(async move {
+            for number in 0_u64.. {
+                let name = format!("{round}/{:x}{task}/{number}", number % 5);
+                objects.put(&name, data(&name)).await.expect("puts");
+                println!("put {name}");
+            }
+        })
+    });
+    futures::future::join_all(tasks.collect::<Vec<_>>()).await;
+}

@@ -14,7 +14,7 @@ NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECO
     -u CAUSEWAY_CONSOLE_SOURCES -u CAUSEWAY_CONSOLE_FLOWS
 
 .PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-conformance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
-    bench-network bench-transfer bench-trace bench-policies kubo pebble otelcol deny
+    bench-network bench-transfer bench-trace bench-policies kubo pebble otelcol versitygw deny
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -57,7 +57,7 @@ sbom: ## Print the software bill of materials of the binary (CycloneDX)
 
 # "cargo test" puts the binary where "cargo build" does. A separate build would recompile much of it, because the tests'
 # dependencies enable more features of shared crates.
-test: lint kubo pebble otelcol ## Check style, then run all tests, including those with a real Kubo and in a browser
+test: lint kubo pebble otelcol versitygw ## Check style, then run all tests, including those with a real Kubo and in a browser
 	cargo test $(PROFILE) --no-run
 	scripts/all-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)" cargo test $(PROFILE) --no-fail-fast $(FILTER)
 
@@ -102,7 +102,7 @@ test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: export CAUSEWAY_CONSOLE_SECONDS ?= 3600
 test-long: export CAUSEWAY_CONSOLE_FLOWS ?= all
 test-long: FUZZ_SECONDS ?= 600
-test-long: lint kubo pebble otelcol ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes three to four hours
+test-long: lint kubo pebble otelcol versitygw ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes three to four hours
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
 	scripts/acceptance-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(FUZZ_SECONDS)
@@ -168,6 +168,9 @@ pebble: ## Build Pebble, the ACME server of tests, unless it is already built
 
 otelcol: ## Build the OpenTelemetry Collector of tests, unless it is already built
 	@scripts/otelcol
+
+versitygw: ## Build versitygw, the S3 server of tests, unless it is already built
+	@scripts/versitygw
 
 deny: ## Check licences, sources and known vulnerabilities of dependencies (needs cargo-deny and network access)
 	cargo deny --locked --all-features check

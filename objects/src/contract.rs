@@ -11,7 +11,8 @@ use std::fmt::Debug;
 /// A name is written once: it is not overwritten, and not used again after its object was deleted. A name must not be
 /// that of a folder of other names, as `a` is of `a/b`: file systems cannot store both.
 ///
-/// Every operation ends within [`StoreOptions::deadline`](crate::StoreOptions::deadline). One that has failed with
+/// Every operation, and each page of a listing, ends within [`StoreOptions::deadline`](crate::StoreOptions::deadline).
+/// One that has failed with
 /// [`ObjectError::Unavailable`], or whose future was dropped, may have taken effect, or may take effect later.
 pub trait Objects: Send + Sync + Debug {
     /// Writes an object. It is durable when this completes, and atomic: a reader gets all of it or nothing.

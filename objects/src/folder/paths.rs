@@ -4,7 +4,7 @@
 //! file system may be mounted again. If it is another one than before, it must have the marker, or else it is the
 //! local folder below the mount point.
 
-use super::errors;
+use super::{errors, mounts};
 use crate::error::{ObjectError, OpenError};
 use crate::marker::MARKER_NAME;
 use rustix::fd::{AsFd, OwnedFd};
@@ -63,6 +63,7 @@ impl Root {
                     self.path.display()
                 )));
             }
+            mounts::check(&self.path).map_err(|error| ObjectError::refused(error.to_string()))?;
             self.device.store(device, Ordering::Relaxed);
         }
         Ok(folder)

@@ -55,7 +55,8 @@ mod tests {
     #[test]
     fn names_are_relative_paths_of_plain_characters() {
         let component = "c".repeat(COMPONENT_BYTES_MAX);
-        let longest = format!("{component}/{component}/d");
+        let longest = format!("{component}/{}/d", &component[1..]);
+        assert_eq!(longest.len(), NAME_BYTES_MAX);
         let too_long = "a/".repeat(NAME_BYTES_MAX / 2) + "b";
         let table: [(&str, bool, bool); 24] = [
             // As a name, and as the beginning of names.

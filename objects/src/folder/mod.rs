@@ -154,3 +154,36 @@ impl Objects for Folder {
         self.pages(prefix).map_ok(|page| stream::iter(page.into_iter().map(Ok))).try_flatten().boxed()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[tokio::test]
+    async fn work_that_blocks_is_left_at_the_deadline_and_keeps_its_slot() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let options = StoreOptions { deadline: Duration::from_millis(50), ..StoreOptions::default() };
+        let folder = Folder::new(dir.path().to_owned(), &options).expect("opens");
+        let (unblock, blocked) = mpsc::channel::<()>();
+        let blocked = Arc::new(std::sync::Mutex::new(blocked));
+        for number in 1..=CONCURRENT_MAX {
+            let blocked = Arc::clone(&blocked);
+            let result = folder.run("reading", move |_| {
+                _ = blocked.lock().map(|blocked| blocked.recv());
+                Ok(())
+            });
+            match result.await {
+                Err(ObjectError::Unavailable { reason }) => assert!(reason.contains("file server"), "{reason}"),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(folder.slots.available_permits(), CONCURRENT_MAX - number);
+        }
+        // There is no slot left.
+        assert!(matches!(folder.get("a").await, Err(ObjectError::Unavailable { .. })));
+        drop(unblock);
+        _ = folder.slots.acquire_many(u32::try_from(CONCURRENT_MAX).expect("small")).await.expect("is open");
+        let patient = Folder { deadline: Duration::from_secs(60), ..folder };
+        assert_eq!(patient.get("a").await, Ok(None));
+    }
+}

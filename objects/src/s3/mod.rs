@@ -122,6 +122,9 @@ impl S3 {
         let prefix = format!("{}{prefix}", self.prefix);
         let prefix = Some(prefix.as_str()).filter(|prefix| !prefix.is_empty());
         let page = self.store.list_paginated(prefix, options).await.map_err(|error| Failure::of(&error))?;
+        if token.is_some() && page.page_token.as_ref() == token {
+            return Err(Failure::Retry { reason: "the listing repeats itself".to_owned(), after: None });
+        }
         let listed = page.result.objects.into_iter().filter_map(|object| {
             let name = object.location.as_ref().strip_prefix(&self.prefix)?;
             // What somebody else put there.

@@ -22,7 +22,8 @@ async fn a_folder_stores_objects() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s3_stores_objects() {
-    let server = Server::start().await;
+    // Connections are used for many requests, as with most servers.
+    let server = Server::with(|_| vec!["--keep-alive".to_owned()]).await;
     stores_objects(&*server.objects(), &server.bucket()).await;
 }
 

@@ -3,7 +3,7 @@
 //! The test runs its own program as a child, which writes objects, each on a few threads, and prints the name of each
 //! that was acknowledged.
 
-use crate::support::{child_args, listed, noise};
+use crate::support::{Killed, child_args, listed, noise};
 use bytes::Bytes;
 use objects::{Objects, StoreOptions};
 use std::io::{BufRead as _, BufReader};
@@ -30,18 +30,17 @@ async fn objects_are_whole_or_absent_after_kill_9() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut acknowledged = Vec::new();
     for round in 0..ROUNDS {
-        let mut child = Command::new(std::env::current_exe().expect("it has a path"))
+        let command = Command::new(std::env::current_exe().expect("it has a path"))
             .args(child_args("crash::child_writes"))
             .env(DIR, dir.path())
             .env(ROUND, round.to_string())
             .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        let lines = BufReader::new(child.stdout.take().expect("is piped")).lines().map_while(Result::ok);
+            .spawn();
+        let mut child = Killed(command.expect("starts"));
+        let lines = BufReader::new(child.0.stdout.take().expect("is piped")).lines().map_while(Result::ok);
         let mut names = lines.filter_map(|line| line.strip_prefix("put ").map(str::to_owned));
         acknowledged.extend(names.by_ref().take(3 + 7 * round));
-        child.kill().expect("is ours");
-        child.wait().expect("is ours");
+        drop(child);
         acknowledged.extend(names);
     }
     assert!(acknowledged.len() >= 3 * ROUNDS, "{acknowledged:?}");

@@ -1,6 +1,6 @@
 //! Mounts, permissions, symbolic links, leftovers.
 
-use crate::support::{assert_refused, assert_unavailable, child, child_args, is_root, names, noise, run};
+use crate::support::{assert_refused, child, child_args, is_root, names, noise, run};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use objects::{Objects, OpenError, StoreOptions, check_marker};
@@ -230,12 +230,4 @@ async fn child_with_a_mount() {
     assert_refused(objects.put("v1/new", Bytes::new()).await, "read-only");
     let error = open(&root).expect_err("cannot be written to").to_string();
     assert!(error.contains("read-only"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn operations_end_by_the_deadline() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let options = StoreOptions { deadline: Duration::ZERO, ..StoreOptions::default() };
-    let objects = objects::open(&format!("file://{}", dir.path().display()), &options).expect("opens");
-    assert_unavailable(objects.put("a", Bytes::from(noise(1, 1 << 20))).await, "is the file server away");
 }

@@ -1,14 +1,15 @@
 //! A versitygw of a test.
 
-use crate::support::TIMEOUT;
+use crate::support::{Killed, TIMEOUT};
 use objects::{Credentials, Environment, Objects, StoreOptions};
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// The bucket of tests.
@@ -20,10 +21,11 @@ pub const SECRET: &str = "secret-key";
 
 /// A server with a bucket, which ends with this.
 pub struct Server {
+    // Before its folder.
+    child: Option<Killed>,
     dir: TempDir,
     pub port: u16,
     args: Vec<String>,
-    child: Option<Child>,
 }
 
 impl Server {
@@ -37,7 +39,7 @@ impl Server {
         let dir = TempDir::new().expect("a folder");
         fs::create_dir_all(dir.path().join("data").join(BUCKET)).expect("the folder is ours");
         let args = args(dir.path());
-        let mut server = Self { dir, port: 0, args, child: None };
+        let mut server = Self { child: None, dir, port: 0, args };
         server.restart().await;
         server
     }
@@ -54,17 +56,17 @@ impl Server {
             let log = File::create(self.dir.path().join("log")).expect("the folder is ours");
             let mut command = Command::new(program());
             command.args(["--port", &format!("127.0.0.1:{}", self.port), "--quiet"]).args(&self.args);
-            command.arg("posix").arg(self.dir.path().join("data"));
             command.env("ROOT_ACCESS_KEY_ID", KEY_ID).env("ROOT_SECRET_ACCESS_KEY", SECRET);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-            let mut child = command.spawn().expect("versitygw starts");
+            command.args(["--health", &self.health()]).arg("posix").arg(self.dir.path().join("data"));
+            let mut child = Killed(command.spawn().expect("versitygw starts"));
             while Instant::now() < deadline {
-                if TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
+                if self.is_ready().await {
                     self.child = Some(child);
                     return;
                 }
                 // The port was taken.
-                if child.try_wait().is_ok_and(|status| status.is_some()) {
+                if child.0.try_wait().is_ok_and(|status| status.is_some()) {
                     break;
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -74,12 +76,27 @@ impl Server {
         }
     }
 
+    /// A path that only this server knows.
+    fn health(&self) -> String {
+        format!("/{}", self.dir.path().file_name().unwrap_or_default().display())
+    }
+
+    /// Whether it answers, and not another one that was given the same port.
+    async fn is_ready(&self) -> bool {
+        let Ok(mut connection) = TcpStream::connect(("127.0.0.1", self.port)).await else { return false };
+        if self.args.iter().any(|arg| arg == "--cert") {
+            return true;
+        }
+        let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", self.health());
+        let mut answer = Vec::new();
+        connection.write_all(request.as_bytes()).await.is_ok()
+            && connection.read_to_end(&mut answer).await.is_ok()
+            && answer.starts_with(b"HTTP/1.1 200 ")
+    }
+
     /// Ends it.
     pub fn stop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            _ = child.kill();
-            _ = child.wait();
-        }
+        self.child = None;
     }
 
     /// The folder of its bucket.
@@ -107,12 +124,6 @@ impl Server {
     /// Its bucket.
     pub fn objects(&self) -> Arc<dyn Objects> {
         open(&self.options())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 

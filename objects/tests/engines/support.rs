@@ -3,7 +3,7 @@
 use futures::TryStreamExt as _;
 use objects::{ListedObject, ObjectError, Objects};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 use std::time::Duration;
 
 /// How long a test waits for anything.
@@ -46,6 +46,16 @@ pub fn assert_unavailable<T: std::fmt::Debug>(result: Result<T, ObjectError>, wo
     match result {
         Err(ObjectError::Unavailable { reason }) => assert!(reason.contains(words), "{words:?} is not in: {reason}"),
         other => panic!("not unavailable with {words:?}: {other:?}"),
+    }
+}
+
+/// A process that is killed when this is dropped.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
     }
 }
 

@@ -106,7 +106,9 @@ pub enum Credentials {
 
 /// How environment variables are looked up.
 #[derive(Clone)]
-pub struct Environment(Arc<dyn Fn(&str) -> Option<String> + Send + Sync>);
+pub struct Environment(Arc<Lookup>);
+
+type Lookup = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 impl Environment {
     /// An environment of these variables, in place of the process's.

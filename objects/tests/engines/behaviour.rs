@@ -1,7 +1,7 @@
 //! What every engine does, for each of them.
 
 use crate::server::Server;
-use crate::support::{listed, names, noise};
+use crate::support::{folder_in_memory, listed, names, noise};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::future::join_all;
@@ -14,7 +14,7 @@ const MANY: usize = 2_005;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_folder_stores_objects() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = folder_in_memory();
     let options = StoreOptions { bytes_max: BYTES_MAX, ..StoreOptions::default() };
     let objects = objects::open(&format!("file://{}", dir.path().display()), &options).expect("opens");
     stores_objects(&*objects, dir.path()).await;

@@ -3,7 +3,7 @@
 //! The test runs its own program as a child, which writes objects on a few threads, and prints the name of each
 //! that was acknowledged.
 
-use crate::support::{Killed, child_args, listed, noise};
+use crate::support::{Killed, child_args, folder_in_memory, listed, noise};
 use bytes::Bytes;
 use objects::{Objects, StoreOptions};
 use std::io::{BufRead as _, BufReader};
@@ -39,10 +39,8 @@ async fn all_are_whole(objects: &dyn Objects, prefix: &str) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_are_whole_or_absent_after_kill_9() {
-    // In memory, where most of the time is spent with writing, and not with syncing.
-    let memory = Path::new("/dev/shm");
-    let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-    let dir = tempfile::tempdir_in(parent).expect("a folder");
+    // Where most of the time is spent with writing, and not with syncing.
+    let dir = folder_in_memory();
     let objects = open(dir.path());
     for round in 0..ROUNDS {
         let command = Command::new(std::env::current_exe().expect("it has a path"))

@@ -1,13 +1,18 @@
 //! Files, the environment, the metadata service.
 
 use crate::server::{KEY_ID, SECRET, Server, open};
-use crate::support::{assert_refused, assert_unavailable};
+use crate::support::{assert_refused, assert_unavailable, certificate};
 use bytes::Bytes;
 use objects::{Credentials, Environment, StoreOptions};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_in_a_file_are_rotated_without_a_restart() {
@@ -157,6 +162,66 @@ async fn containers_get_keys_with_their_token() {
     ]);
     let options = StoreOptions { credentials: Credentials::Automatic, environment, ..server.options() };
     open(&options).put("a", Bytes::from_static(b"x")).await.expect("puts");
+    assert_eq!(server.objects().get("a").await, Ok(Some(Bytes::from_static(b"x"))));
+}
+
+/// A token service (STS), which is always reached with TLS.
+async fn token_service(folder: &Path) -> (u16, PathBuf) {
+    let files = certificate(folder, &["localhost"]);
+    let certificates = vec![CertificateDer::from_pem_file(&files.certificate).expect("is one")];
+    let key = PrivateKeyDer::from_pem_file(&files.key).expect("is one");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = builder.expect("is valid").with_no_client_auth().with_single_cert(certificates, key);
+    let acceptor = TlsAcceptor::from(Arc::new(config.expect("is valid")));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("it is bound").port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(mut client) = acceptor.accept(client).await else { continue };
+            let mut request = vec![0; 4096];
+            let read = client.read(&mut request).await.unwrap_or_default();
+            let request = String::from_utf8_lossy(&request[..read]).into_owned();
+            let is_right = ["Action=AssumeRoleWithWebIdentity", "RoleArn=the-role", "WebIdentityToken=pod-token"]
+                .iter()
+                .all(|parameter| request.contains(parameter));
+            let (status, body) = match is_right {
+                true => ("200 OK", SESSION.replace("ID", KEY_ID).replace("SECRET", SECRET)),
+                false => ("403 Forbidden", String::new()),
+            };
+            let len = body.len();
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{body}");
+            _ = client.write_all(answer.as_bytes()).await;
+            _ = client.shutdown().await;
+        }
+    });
+    (port, files.ca)
+}
+
+/// What the token service gives.
+const SESSION: &str = "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+    <SessionToken></SessionToken><SecretAccessKey>SECRET</SecretAccessKey><AccessKeyId>ID</AccessKeyId>\
+    <Expiration>2100-01-01T00:00:00Z</Expiration>\
+    </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_get_keys_for_their_identity() {
+    let server = Server::start().await;
+    let dir = tempfile::tempdir().expect("a folder");
+    let token = dir.path().join("token");
+    let (port, ca) = token_service(dir.path()).await;
+    let (sts, path) = (format!("https://localhost:{port}"), token.display().to_string());
+    let environment = Environment::of([
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", path.as_str()),
+        ("AWS_ROLE_ARN", "the-role"),
+        ("AWS_ENDPOINT_URL_STS", sts.as_str()),
+    ]);
+    let options = StoreOptions { credentials: Credentials::Automatic, environment, ca, ..server.options() };
+    let objects = open(&options);
+    std::fs::write(&token, "another-token").expect("writes");
+    assert_refused(objects.put("a", Bytes::new()).await, "no credentials");
+    std::fs::write(&token, "pod-token").expect("writes");
+    objects.put("a", Bytes::from_static(b"x")).await.expect("puts");
     assert_eq!(server.objects().get("a").await, Ok(Some(Bytes::from_static(b"x"))));
 }
 

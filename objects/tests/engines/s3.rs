@@ -1,11 +1,10 @@
 //! TLS, addressing, refusals.
 
 use crate::server::{BUCKET, KEY_ID, Server, open};
-use crate::support::{assert_refused, assert_unavailable};
+use crate::support::{assert_refused, assert_unavailable, certificate};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use objects::{Addressing, Environment, ObjectError, Objects, StoreOptions};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,23 +13,12 @@ use std::time::Duration;
 /// The domain of the server.
 const DOMAIN: &str = "s3.example";
 
-/// Writes a certificate for the domain, and the arguments to use it.
+/// The arguments of a server with a certificate for the domain.
 fn certified(folder: &Path) -> Vec<String> {
-    let mut authority = CertificateParams::new(Vec::new()).expect("is valid");
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority_key = KeyPair::generate().expect("a key");
-    let authority_certificate = authority.self_signed(&authority_key).expect("a certificate");
-    let issuer = Issuer::from_params(&authority, &authority_key);
-    let key = KeyPair::generate().expect("a key");
-    let named = CertificateParams::new(vec![DOMAIN.to_owned(), format!("*.{DOMAIN}")]).expect("is valid");
-    let certificate = named.signed_by(&key, &issuer).expect("a certificate");
-    let write = |name: &str, text: String| {
-        std::fs::write(folder.join(name), text).expect("the folder is ours");
-        folder.join(name).display().to_string()
-    };
-    write("ca.pem", authority_certificate.pem());
-    let (certificate, key) = (write("server.pem", certificate.pem()), write("key.pem", key.serialize_pem()));
-    ["--cert", &certificate, "--key", &key, "--virtual-domain", DOMAIN].map(str::to_owned).to_vec()
+    let files = certificate(folder, &[DOMAIN, &format!("*.{DOMAIN}")]);
+    let path = |path: &Path| path.display().to_string();
+    let args = ["--cert", &path(&files.certificate), "--key", &path(&files.key), "--virtual-domain", DOMAIN];
+    args.map(str::to_owned).to_vec()
 }
 
 /// An operation of each kind.

@@ -2,9 +2,11 @@
 
 use futures::TryStreamExt as _;
 use objects::{ListedObject, ObjectError, Objects};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// How long a test waits for anything.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,6 +51,33 @@ pub fn assert_unavailable<T: std::fmt::Debug>(result: Result<T, ObjectError>, wo
     }
 }
 
+/// The files of a certificate.
+pub struct Certified {
+    pub ca: PathBuf,
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+/// Writes a certificate for names, by an authority that no system trusts.
+pub fn certificate(folder: &Path, names: &[&str]) -> Certified {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let [authority_key, key] = [(); 2].map(|()| KeyPair::generate().expect("a key"));
+    let root = authority.self_signed(&authority_key).expect("a certificate");
+    let issuer = Issuer::from_params(&authority, &authority_key);
+    let named = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+    let certificate = named.expect("is valid").signed_by(&key, &issuer).expect("a certificate");
+    let write = |name: &str, text: String| {
+        std::fs::write(folder.join(name), text).expect("the folder is ours");
+        folder.join(name)
+    };
+    Certified {
+        ca: write("ca.pem", root.pem()),
+        certificate: write("server.pem", certificate.pem()),
+        key: write("key.pem", key.serialize_pem()),
+    }
+}
+
 /// A process that is killed when this is dropped.
 pub struct Killed(pub Child);
 
@@ -57,6 +86,13 @@ impl Drop for Killed {
         _ = self.0.kill();
         _ = self.0.wait();
     }
+}
+
+/// A folder in memory, if the system has one for that.
+pub fn folder_in_memory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(parent).expect("it is writable")
 }
 
 /// Whether the tests run as root, whom no permission binds.

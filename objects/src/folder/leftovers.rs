@@ -21,7 +21,7 @@ pub(super) fn tidy_away(root: &Root, writer: &Writer) -> Result<(), ObjectError>
     let removed = remove_older(&top, now.map_err(failed)? - AGE_SECONDS)
         .map_err(|errno| root.failed("removing temporary files", errno))?;
     if removed > 0 {
-        tracing::info!(removed, folder = %root.path().display(), "removed temporary files of gateways that were killed");
+        tracing::info!(removed, folder = %root.path().display(), "removed temporary files of killed gateways");
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 /// Where requests go.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
-    /// The URL that `object_store` wants: with the bucket in its host in the virtual-host style, and without it otherwise.
+    /// The URL that `object_store` wants: with the bucket in its host in the virtual-host style, else without it.
     pub(super) url: String,
     /// Its host and port.
     pub(super) authority: String,

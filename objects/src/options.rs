@@ -120,7 +120,8 @@ impl Environment {
 
     /// The value of a variable, unless it is empty.
     pub(crate) fn get(&self, name: &str) -> Option<String> {
-        (self.0)(name).filter(|value| !value.is_empty())
+        // A file that a secret was made of ends in a newline.
+        (self.0)(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
     }
 }
 

@@ -1,8 +1,9 @@
 //! Folders and files below the root, without following symbolic links.
 //!
 //! Each path is opened component by component from the root. The root itself is opened anew for each operation: a
-//! file system may be mounted again. If it is another one than before, it must have the marker, or else it is the
-//! local folder below the mount point.
+//! file system may be mounted again. It must have the marker if it had it before, or if it is another file system, or
+//! else it is the local folder below the mount point. The number of a file system alone does not tell: a system gives
+//! the number of one that was unmounted to the next.
 
 use super::{errors, mounts};
 use crate::error::{ObjectError, OpenError};
@@ -11,7 +12,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How folders are opened: to open others from them, and to sync them if that is needed.
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -24,11 +25,13 @@ pub(super) struct Root {
     path: PathBuf,
     /// The number of the file system.
     device: AtomicU64,
+    /// Whether it has had a marker.
+    was_marked: AtomicBool,
 }
 
 impl Root {
     pub(super) fn new(path: PathBuf) -> Result<Self, OpenError> {
-        let root = Self { path, device: AtomicU64::new(0) };
+        let root = Self { path, device: AtomicU64::new(0), was_marked: AtomicBool::new(false) };
         let folder = root.descriptor().map_err(|error| OpenError::new(error.to_string()))?;
         let stat =
             rustix::fs::fstat(&folder).map_err(|errno| OpenError::new(root.failed("opening", errno).to_string()))?;
@@ -52,17 +55,20 @@ impl Root {
         })
     }
 
-    /// The root, if it is on the same file system as before.
+    /// The root, if it has the marker, or is on the same file system as before and has had none.
     pub(super) fn open(&self) -> Result<OwnedFd, ObjectError> {
         let folder = self.descriptor()?;
         let device = rustix::fs::fstat(&folder).map_err(|errno| self.failed("opening the folder", errno))?.st_dev;
-        if device != self.device.load(Ordering::Relaxed) {
-            if !self.is_marked(&folder)? {
-                return Err(ObjectError::refused(format!(
-                    "{} is not the file system that it was, and has no {MARKER_NAME}: is the file system mounted?",
-                    self.path.display()
-                )));
-            }
+        let is_other = device != self.device.load(Ordering::Relaxed);
+        if self.is_marked(&folder)? {
+            self.was_marked.store(true, Ordering::Relaxed);
+        } else if is_other || self.was_marked.load(Ordering::Relaxed) {
+            return Err(ObjectError::refused(format!(
+                "{} is not the file system that it was, and has no {MARKER_NAME}: is the file system mounted?",
+                self.path.display()
+            )));
+        }
+        if is_other {
             mounts::check(&self.path).map_err(|error| ObjectError::refused(error.to_string()))?;
             self.device.store(device, Ordering::Relaxed);
         }

@@ -8,6 +8,7 @@ use object_store::CredentialProvider;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use reqwest::Url;
 use std::fs::Metadata;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,19 +50,45 @@ fn chosen(credentials: &Credentials, environment: &Environment) -> Credentials {
 }
 
 fn of_environment(builder: AmazonS3Builder, environment: &Environment) -> Result<AmazonS3Builder, OpenError> {
-    let needed = |name: &str| {
-        environment.get(name).ok_or_else(|| {
-            OpenError::new(format!(
-                "the credentials of S3 are to be in the environment, and the variable {name} is not set"
-            ))
-        })
+    let needed = |name: &str| match environment.get(name) {
+        Some(value) => checked(name, value),
+        None => Err(OpenError::new(format!(
+            "the credentials of S3 are to be in the environment, and the variable {name} is not set"
+        ))),
     };
     let builder = builder.with_access_key_id(needed("AWS_ACCESS_KEY_ID")?);
     let builder = builder.with_secret_access_key(needed("AWS_SECRET_ACCESS_KEY")?);
     Ok(match environment.get("AWS_SESSION_TOKEN") {
-        Some(token) => builder.with_token(token),
+        Some(token) => builder.with_token(checked("AWS_SESSION_TOKEN", token)?),
         None => builder,
     })
+}
+
+/// The value of a variable that becomes part of a request. The error does not show it.
+fn checked(name: &str, value: String) -> Result<String, OpenError> {
+    match value.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(value),
+        false => Err(OpenError::new(format!("the variable {name} has characters that no such value has"))),
+    }
+}
+
+/// A variable that is a URL, which is plain HTTP only on this machine or to what the platform has on its own link.
+fn check_url(name: &str, value: &str) -> Result<(), OpenError> {
+    let url = Url::parse(value).ok().filter(Url::has_host);
+    let invalid = |reason: &str| OpenError::new(format!("the variable {name} {reason}"));
+    let url = url.ok_or_else(|| invalid("is not a URL"))?;
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    let is_near = match host.parse::<IpAddr>() {
+        Ok(IpAddr::V4(address)) => address.is_loopback() || address.is_link_local(),
+        Ok(IpAddr::V6(address)) => address.is_loopback() || address.is_unique_local(),
+        Err(_) => host == "localhost",
+    };
+    match url.scheme() {
+        "https" => Ok(()),
+        "http" if is_near => Ok(()),
+        "http" => Err(invalid("leads to another machine without TLS: credentials would be sent unencrypted")),
+        _ => Err(invalid("is neither an http nor an https URL")),
+    }
 }
 
 fn of_platform(
@@ -73,6 +100,25 @@ fn of_platform(
         Some(value) => builder.with_config(key, value),
         None => builder,
     };
+    if environment.get("AWS_WEB_IDENTITY_TOKEN_FILE").is_some() && environment.get("AWS_ROLE_ARN").is_none() {
+        return Err(OpenError::new(
+            "the variable AWS_WEB_IDENTITY_TOKEN_FILE is set, and AWS_ROLE_ARN is not".to_owned(),
+        ));
+    }
+    for (name, key) in PLATFORM {
+        let Some(value) = environment.get(name) else { continue };
+        match key {
+            AmazonS3ConfigKey::StsEndpoint | AmazonS3ConfigKey::ContainerCredentialsFullUri => check_url(name, &value)?,
+            AmazonS3ConfigKey::ContainerCredentialsRelativeUri if !value.starts_with('/') => {
+                return Err(OpenError::new(format!("the variable {name} does not begin with a slash")));
+            }
+            _ => {}
+        }
+        // A path is not part of a request.
+        if !name.ends_with("_FILE") {
+            checked(name, value)?;
+        }
+    }
     let builder = PLATFORM.into_iter().fold(builder, set);
     if endpoint.is_empty() {
         return Ok(builder);
@@ -128,8 +174,9 @@ impl FileCredentials {
                 credential(keys)
             }
             Ok(Err(error)) => {
+                // It is read again: it may have been unreadable for a moment only.
                 tracing::warn!(%error, "the former credentials of S3 remain");
-                keys
+                return keys;
             }
             Err(_) => return keys,
         };

@@ -96,7 +96,9 @@ impl Status {
             (404, "NoSuchKey") => return Failure::Absent,
             (_, "NoSuchBucket") => "the bucket does not exist: create it, or correct its name or the endpoint",
             // Never taken for an absent object: it may be the answer of a proxy or of another kind of server.
-            (404, _) => "this is not the answer of an S3 server: is the endpoint right?",
+            (200..=299 | 404, _) => {
+                "this is not the answer of an S3 server, or not one of ListObjectsV2: is the endpoint right?"
+            }
             (_, "InvalidAccessKeyId") => "the server does not know the access key: correct the credentials",
             (_, "SignatureDoesNotMatch") => "the secret key is wrong, or a proxy changes requests",
             (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {

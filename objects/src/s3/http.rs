@@ -8,6 +8,7 @@ use crate::error::OpenError;
 use crate::options::StoreOptions;
 use futures::future::BoxFuture;
 use http::header::RETRY_AFTER;
+use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -27,7 +28,7 @@ use std::time::Duration;
 /// How much is read of an answer that is an error.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 /// How much is read of a listing: 1,000 objects with the longest names and every part that S3 knows.
-const LISTING_BYTES_MAX: u64 = 8 << 20;
+const LISTING_BYTES_MAX: usize = 8 << 20;
 /// How long a connection is kept without requests. Servers end them after a time of their own.
 const IDLE: Duration = Duration::from_secs(20);
 /// After how much time without data the operating system asks whether the server still exists.
@@ -47,7 +48,7 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(endpoint: &Endpoint, options: &StoreOptions) -> Result<Self, OpenError> {
-        let bytes_max = usize::try_from(options.bytes_max.max(LISTING_BYTES_MAX)).unwrap_or(usize::MAX);
+        let bytes_max = usize::try_from(options.bytes_max).unwrap_or(usize::MAX);
         Ok(Self {
             tls: tls(&options.ca).map_err(OpenError::new)?,
             connect_timeout: options.connect_timeout,
@@ -97,21 +98,107 @@ struct Service {
 
 impl Service {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let is_s3 = request.uri().authority().is_some_and(|authority| authority.as_str() == &*self.authority);
+        let kind = Kind::of(&request, &self.authority);
         let answer = self.client.call(request).await.map_err(|error| match Certificate::of(&error) {
             // `object_store` does not repeat what it does not know.
             Some(certificate) => HttpError::new(HttpErrorKind::Unknown, certificate),
             None => error,
         })?;
         let (head, body) = answer.into_parts();
-        if head.status.is_success() {
-            return Ok(HttpResponse::from_parts(head, bounded(body, self.bytes_max)));
+        let status = head.status.as_u16();
+        let failed = |body: &[u8], after| {
+            let is_s3 = !matches!(kind, Kind::Credentials);
+            HttpError::new(HttpErrorKind::Unknown, Status::new(is_s3, status, body, after))
+        };
+        if kind.is_success(head.status) {
+            let body = match kind {
+                Kind::Object | Kind::Change => bounded(body, self.bytes_max),
+                Kind::Listing => {
+                    let listing = bounded(body, LISTING_BYTES_MAX).bytes().await?;
+                    if !is_listing(&listing) {
+                        return Err(failed(&listing, None));
+                    }
+                    HttpResponseBody::from(listing)
+                }
+                Kind::Credentials => {
+                    let answer = bounded(body, ERROR_BYTES_MAX).bytes().await?;
+                    let answer = answer.slice_ref(answer.trim_ascii());
+                    if !is_document(&answer) && !answer.iter().all(u8::is_ascii_graphic) {
+                        return Err(failed(b"", None));
+                    }
+                    HttpResponseBody::from(answer)
+                }
+            };
+            return Ok(HttpResponse::from_parts(head, body));
         }
-        let body = bounded(body, ERROR_BYTES_MAX).bytes().await.unwrap_or_default();
+        // What is too long to be an error of S3's is none.
+        let body = match bounded(body, ERROR_BYTES_MAX).bytes().await {
+            Err(error) if error.kind() != HttpErrorKind::Decode => return Err(error),
+            body => body.unwrap_or_default(),
+        };
         let after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        let after = after.map(Duration::from_secs);
-        Err(HttpError::new(HttpErrorKind::Unknown, Status::new(is_s3, head.status.as_u16(), &body, after)))
+        Err(failed(&body, after.map(Duration::from_secs)))
     }
+}
+
+/// What is requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// An object of S3's.
+    Object,
+    /// A page of a listing.
+    Listing,
+    /// That an object is written or deleted.
+    Change,
+    /// Something of the source of credentials: a token, a name or a document.
+    Credentials,
+}
+
+impl Kind {
+    fn of(request: &HttpRequest, authority: &str) -> Self {
+        let uri = request.uri();
+        if uri.authority().is_none_or(|of_request| of_request.as_str() != authority) {
+            return Self::Credentials;
+        }
+        let is_listing = uri.query().is_some_and(|query| query.split('&').any(|part| part == "list-type=2"));
+        match *request.method() {
+            Method::GET if is_listing => Self::Listing,
+            Method::GET => Self::Object,
+            _ => Self::Change,
+        }
+    }
+
+    /// Whether it was answered as S3 answers. Any other success is that of another kind of server, such as a proxy's
+    /// page, or a part of an object.
+    fn is_success(self, status: StatusCode) -> bool {
+        match self {
+            Self::Object | Self::Listing => status == StatusCode::OK,
+            Self::Change => matches!(status, StatusCode::OK | StatusCode::NO_CONTENT),
+            Self::Credentials => status.is_success(),
+        }
+    }
+}
+
+/// Whether a document is a page of a listing of `ListObjectsV2`
+/// (<https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html>) that says how to go on. `object_store`
+/// takes every other document for a listing without objects.
+fn is_listing(document: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(document) else { return false };
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    let root = match text.strip_prefix("<?") {
+        Some(declaration) => declaration.split_once("?>").map_or("", |(_, root)| root.trim_start()),
+        None => text,
+    };
+    let is_root =
+        root.strip_prefix("<ListBucketResult").is_some_and(|rest| rest.starts_with([' ', '>', '\n', '\t', '\r']));
+    let is_last = root.contains("<IsTruncated>false<");
+    let goes_on = root.contains("<IsTruncated>true<") && root.contains("<NextContinuationToken>");
+    is_root && (is_last || goes_on)
+}
+
+/// Whether an answer is in JSON or XML.
+fn is_document(answer: &[u8]) -> bool {
+    matches!(answer.first(), Some(b'{' | b'<'))
 }
 
 impl HttpService for Service {
@@ -176,6 +263,46 @@ mod tests {
         let own = rcgen::generate_simple_self_signed(["s3.example".to_owned()]).expect("is created");
         std::fs::write(&file, own.cert.pem()).expect("writes");
         assert!(tls(&file).is_ok());
+    }
+
+    #[test]
+    fn only_listings_are_listings() {
+        let head =
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/\">";
+        let table = [
+            (format!("{head}<IsTruncated>false</IsTruncated></ListBucketResult>"), true),
+            ("<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>".to_owned(), true),
+            (format!("{head}<IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"), true),
+            // Version 1, whose next page is requested otherwise.
+            (format!("{head}<IsTruncated>true</IsTruncated><NextMarker>x</NextMarker></ListBucketResult>"), false),
+            (format!("{head}</ListBucketResult>"), false),
+            ("<ListAllMyBucketsResult><IsTruncated>false</IsTruncated></ListAllMyBucketsResult>".to_owned(), false),
+            ("<ListBucketResults><IsTruncated>false</IsTruncated>".to_owned(), false),
+            ("<!DOCTYPE html><html><body>Welcome</body></html>".to_owned(), false),
+            (String::new(), false),
+        ];
+        for (document, expected) in table {
+            assert_eq!(is_listing(document.as_bytes()), expected, "{document}");
+        }
+    }
+
+    #[test]
+    fn only_answers_of_s3_are_successes() {
+        let table = [
+            (Kind::Object, 200, true),
+            (Kind::Object, 206, false),
+            (Kind::Object, 204, false),
+            (Kind::Listing, 200, true),
+            (Kind::Listing, 203, false),
+            (Kind::Change, 204, true),
+            (Kind::Change, 202, false),
+            (Kind::Credentials, 200, true),
+            (Kind::Credentials, 404, false),
+        ];
+        for (kind, status, expected) in table {
+            let status = StatusCode::from_u16(status).expect("is a status");
+            assert_eq!(kind.is_success(status), expected, "{kind:?} {status}");
+        }
     }
 
     #[tokio::test]

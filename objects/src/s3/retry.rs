@@ -47,7 +47,7 @@ impl Retries {
             latest = reason;
             let wait = wait(self.backoff, self.backoff_max, number).max(after);
             // No attempt would be left time.
-            if number == self.attempts || Instant::now() + wait >= deadline {
+            if number == self.attempts || wait >= deadline.saturating_duration_since(Instant::now()) {
                 break;
             }
             sleep(wait).await;
@@ -99,6 +99,7 @@ mod tests {
             (1, Some(50), 4, Ok(2)),
             // There is no time for that.
             (1, Some(2 * LONG), 4, Err(1)),
+            (1, Some(u64::MAX), 4, Err(1)),
         ];
         for (failures, after, attempts, expected) in table {
             let made = AtomicU32::new(0);

@@ -4,6 +4,7 @@ use crate::relay::{Fault, Relay};
 use crate::server::{Server, open};
 use crate::support::{TIMEOUT, assert_refused, assert_unavailable, names, noise};
 use bytes::Bytes;
+use futures::StreamExt as _;
 use objects::StoreOptions;
 use std::time::{Duration, Instant};
 
@@ -120,6 +121,24 @@ async fn answers_of_other_servers_are_not_understood() {
     assert_refused(objects.get("object").await, "endpoint is not that of the bucket");
     relay.always(Some(answer("200 OK")));
     assert_unavailable(objects.put("object", Bytes::new()).await, "not understood");
+    assert_refused(objects.list("v1/").next().await.expect("an error"), "is the endpoint right");
+    // A part of an object, of another server.
+    relay.always(Some(answer("206 Partial Content\r\nETag: \"x\"\r\nContent-Range: bytes 0-20/30")));
+    assert_refused(objects.get("object").await, "is the endpoint right");
+    // Listings of buckets, and one of version 1 that goes on.
+    let listings = [
+        "<ListAllMyBucketsResult><Buckets></Buckets></ListAllMyBucketsResult>",
+        "<ListBucketResult><IsTruncated>true</IsTruncated><NextMarker>x</NextMarker></ListBucketResult>",
+    ];
+    for listing in listings {
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", listing.len());
+        relay.always(Some(Fault::Answer(format!("{head}{listing}"))));
+        assert_refused(objects.list("v1/").next().await.expect("an error"), "ListObjectsV2");
+    }
+    // An error that breaks off says nothing.
+    let broken = "HTTP/1.1 404 Not Found\r\nContent-Length: 500\r\nConnection: close\r\n\r\n<Error><Code>NoSuchKey";
+    relay.always(Some(Fault::Answer(broken.to_owned())));
+    assert_unavailable(objects.get("object").await, "2 attempts");
     // More than it says, and less memory than it says.
     relay.always(Some(Fault::Answer(
         "HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: 999999999999\r\nConnection: close\r\n\r\nx".to_owned(),

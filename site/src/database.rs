@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! services ─┬─ MetadataLog ──→ DatabaseLog ────┬─→ ReconnectingSession ──→ Database ──→ PostgreSQL
-//!           └─ Claims ───────→ DatabaseClaims ─┘                         hosts, TLS
+//!           └─ Claims ───────→ DatabaseClaims ─┤                         hosts, TLS
+//! blocks ───── BlockIndex ───→ DatabaseIndex ──┘
 //! ```
 //!
 //! | module | concern |
@@ -10,6 +11,7 @@
 //! | `address` | the URL of the database, and TLS to it |
 //! | `claims` | [`DatabaseClaims`]: which gateway works on which root |
 //! | `error` | [`DatabaseError`]: what the operator can do |
+//! | `index` | [`DatabaseIndex`]: the index of the blocks in the shared storage |
 //! | `log` | [`DatabaseLog`]: the log of changes of metadata records |
 //! | `reconnecting` | one session that is established again when it was lost |
 //! | `schema` | the tables, and how older ones become current |
@@ -18,6 +20,7 @@
 mod address;
 mod claims;
 mod error;
+mod index;
 mod log;
 mod reconnecting;
 mod schema;
@@ -26,6 +29,7 @@ mod session;
 pub use address::{Database, DatabaseOptions};
 pub use claims::{ClaimOptions, DatabaseClaims};
 pub use error::DatabaseError;
+pub use index::{DatabaseIndex, IndexOptions};
 pub use log::{DatabaseLog, LogOptions};
 
 use tokio_postgres::types::{ToSql, Type};

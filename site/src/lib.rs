@@ -10,4 +10,5 @@
 //! |---|---|
 //! | [`database`] | the connection to the database, its tables, and the log of changes |
 
+pub mod blocks;
 pub mod database;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio_postgres::error::SqlState;
 
 /// How long it takes until the next attempt to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -25,6 +26,7 @@ pub struct ReconnectingSession {
     database: Database,
     state: watch::Receiver<State>,
     connecting: AbortHandle,
+    answer_timeout: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -39,7 +41,14 @@ impl ReconnectingSession {
     pub fn new(database: Database) -> Self {
         let (publish, state) = watch::channel(State::Connecting);
         let connecting = tokio::spawn(keep_connected(database.clone(), publish)).abort_handle();
-        Self { database, state, connecting }
+        Self { database, state, connecting, answer_timeout: ANSWER_TIMEOUT }
+    }
+
+    /// The same with another time in which statements have to be answered.
+    #[must_use]
+    pub fn with_timeout(mut self, answer_timeout: Duration) -> Self {
+        self.answer_timeout = answer_timeout;
+        self
     }
 
     /// Its database.
@@ -47,7 +56,8 @@ impl ReconnectingSession {
         &self.database
     }
 
-    /// Runs statements on the session. It ends if they fail or do not end in time.
+    /// Runs statements on the session. It ends if they are not answered in time, or fail for another reason than that
+    /// other transactions had to be waited for.
     ///
     /// # Errors
     /// [`DatabaseError`]. What the statements were to change may have been changed.
@@ -56,12 +66,17 @@ impl ReconnectingSession {
         statements: impl AsyncFnOnce(&Session) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, DatabaseError> {
         let session = self.session().await?;
-        let result = self.database.within(ANSWER_TIMEOUT, statements(&session)).await;
-        if result.is_err() {
-            // Also for a refusal: a server that has become a standby keeps its sessions.
+        let Ok(answer) = tokio::time::timeout(self.answer_timeout, statements(&session)).await else {
             session.end();
-        }
-        result
+            return Err(self.database.timed_out(self.answer_timeout));
+        };
+        answer.map_err(|error| {
+            // Also for a refusal: a server that has become a standby keeps its sessions.
+            if !has_waited(&error) {
+                session.end();
+            }
+            self.database.error(&error)
+        })
     }
 
     /// Ends the session, so that another one is established.
@@ -95,6 +110,18 @@ impl Drop for ReconnectingSession {
     fn drop(&mut self) {
         self.connecting.abort();
     }
+}
+
+/// Whether the server has ended a statement because of other transactions, or because it took too long: the session can
+/// be used nevertheless, and others may be using it.
+fn has_waited(error: &tokio_postgres::Error) -> bool {
+    const CODES: [SqlState; 4] = [
+        SqlState::T_R_DEADLOCK_DETECTED,
+        SqlState::T_R_SERIALIZATION_FAILURE,
+        SqlState::LOCK_NOT_AVAILABLE,
+        SqlState::QUERY_CANCELED,
+    ];
+    error.code().is_some_and(|code| CODES.contains(code))
 }
 
 /// Connects whenever there is no session.

@@ -7,6 +7,11 @@
 //! | `log_entry` | each of the latest entries: the keys that it has changed, and their contents; null: removed |
 //! | `record` | each record as of the latest entry |
 //! | `claim` | each root that a gateway works on, or whose work a gateway has left behind |
+//! | `site` | what tells these tables from others of the same name, and whether the storage is marked with it (one row) |
+//! | `block` | each block in the shared storage, or that a pin has: the generation and size of its object |
+//! | `pending_object` | each object that may be in the storage, and that no block refers to |
+//! | `pin` | each pin of blocks: its root, and whether it is complete |
+//! | `member` | each block of each pin |
 
 use super::address::Database;
 use super::error::DatabaseError;
@@ -16,7 +21,8 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 /// The statements that bring the tables from each version to the next. A released one never changes.
-const MIGRATIONS: [&str; 1] = ["
+const MIGRATIONS: [&str; 2] = [
+    "
     CREATE TABLE log_head (
         single boolean PRIMARY KEY DEFAULT true CHECK (single),
         position bigint NOT NULL,
@@ -38,7 +44,117 @@ const MIGRATIONS: [&str; 1] = ["
         term bigint NOT NULL,
         lease_end timestamptz NOT NULL
     );
-"];
+",
+    "
+    CREATE TABLE site (
+        single boolean PRIMARY KEY DEFAULT true CHECK (single),
+        id bigint NOT NULL,
+        marked boolean NOT NULL DEFAULT false
+    );
+    INSERT INTO site (id) VALUES (('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint);
+    CREATE TABLE pin (
+        id bigint PRIMARY KEY,
+        root bytea NOT NULL,
+        name text,
+        created timestamptz NOT NULL DEFAULT clock_timestamp(),
+        complete boolean NOT NULL DEFAULT false,
+        losses bigint NOT NULL DEFAULT 0,
+        blocks bigint NOT NULL DEFAULT 0,
+        bytes bigint NOT NULL DEFAULT 0,
+        packed bytea,
+        removed boolean NOT NULL DEFAULT false,
+        -- The members of a removed pin up to this key have been released.
+        released bytea NOT NULL DEFAULT ''
+    ) WITH (fillfactor = 50);
+    CREATE UNIQUE INDEX pin_root ON pin (root) WHERE NOT removed;
+    CREATE INDEX pin_removed ON pin (id) WHERE removed;
+    -- A block with members always has a row, without a generation if the block was lost: the row is what transactions
+    -- that concern the block wait for.
+    CREATE TABLE block (
+        key bytea PRIMARY KEY,
+        generation bigint,
+        bytes integer NOT NULL,
+        block_bytes integer NOT NULL,
+        slot smallint NOT NULL,
+        pinned boolean NOT NULL,
+        used timestamptz NOT NULL DEFAULT clock_timestamp()
+    );
+    CREATE INDEX block_slot ON block (slot, key);
+    CREATE INDEX block_cached ON block (used) WHERE NOT pinned;
+    CREATE TABLE member (pin bigint NOT NULL, key bytea NOT NULL, PRIMARY KEY (pin, key));
+    CREATE INDEX member_key ON member (key);
+    CREATE TABLE pending_object (
+        generation bigint PRIMARY KEY,
+        key bytea NOT NULL,
+        deleting boolean NOT NULL DEFAULT false,
+        since timestamptz NOT NULL DEFAULT clock_timestamp()
+    );
+    CREATE INDEX pending_object_since ON pending_object (since);
+
+    -- The statements of these functions rely on seeing what was committed before each of them.
+    CREATE FUNCTION require_read_committed() RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'the isolation level is % in place of read committed',
+                current_setting('transaction_isolation');
+        END IF;
+    END
+    $$;
+
+    CREATE FUNCTION lose_block(lost_key bytea, lost_generation bigint) RETURNS bytea[]
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    DECLARE
+        roots bytea[];
+    BEGIN
+        PERFORM require_read_committed();
+        PERFORM FROM pin WHERE id IN (SELECT member.pin FROM member WHERE key = lost_key) ORDER BY id FOR NO KEY UPDATE;
+        PERFORM FROM block WHERE key = lost_key AND generation = lost_generation FOR UPDATE;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+        DELETE FROM block WHERE key = lost_key AND NOT pinned;
+        UPDATE block SET generation = NULL WHERE key = lost_key;
+        INSERT INTO pending_object (generation, key, deleting) VALUES (lost_generation, lost_key, true);
+        -- It sees the members that were added before the row was locked.
+        WITH partial AS (
+            UPDATE pin SET losses = losses + 1, complete = false
+            WHERE NOT removed AND id IN (SELECT member.pin FROM member WHERE key = lost_key) RETURNING root
+        ) SELECT array_agg(root) INTO roots FROM partial;
+        RETURN coalesce(roots, '{}');
+    END
+    $$;
+
+    CREATE FUNCTION release_members(members_max bigint) RETURNS boolean
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    DECLARE
+        chosen pin%ROWTYPE;
+        keys bytea[];
+    BEGIN
+        PERFORM require_read_committed();
+        SELECT * INTO chosen FROM pin WHERE removed ORDER BY id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        SELECT array_agg(page.key ORDER BY page.key) INTO keys FROM (
+            SELECT key FROM member WHERE pin = chosen.id AND key > chosen.released ORDER BY key LIMIT members_max
+        ) AS page;
+        IF keys IS NULL THEN
+            DELETE FROM pin WHERE id = chosen.id;
+            RETURN true;
+        END IF;
+        DELETE FROM member WHERE pin = chosen.id AND key = ANY(keys);
+        UPDATE pin SET released = keys[cardinality(keys)] WHERE id = chosen.id;
+        PERFORM FROM block WHERE key = ANY(keys) ORDER BY key FOR UPDATE;
+        -- They see the members that were added before the rows were locked, and each of the blocks has a row.
+        DELETE FROM block
+            WHERE key = ANY(keys) AND generation IS NULL AND NOT EXISTS (SELECT FROM member WHERE member.key = block.key);
+        UPDATE block SET pinned = false, used = clock_timestamp()
+            WHERE key = ANY(keys) AND NOT EXISTS (SELECT FROM member WHERE member.key = block.key);
+        RETURN true;
+    END
+    $$;
+",
+];
 /// Migrations last as long as they need, and other gateways wait for them.
 const BEGIN: &str = "BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0";
 /// How long a statement may take that migrates nothing.

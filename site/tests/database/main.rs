@@ -2,13 +2,16 @@
 //!
 //! | module | shows |
 //! |---|---|
+//! | [`blocks`] | the blocks that gateways share, with their objects in a folder |
 //! | [`claims`] | which of several gateways works on a root |
 //! | [`contract`] | the contract of a log, by the suite that every implementation passes |
 //! | [`failures`] | a server that is killed, that is away, that was replaced by a standby without its latest entries |
 //! | [`pins`] | pin services that share one list |
 //! | [`schema`] | tables of other releases, roles with few rights, several sites in one database |
 //! | [`tls`] | what a server has to prove |
+//! | [`waits`] | changes of the index of blocks that wait for each other |
 
+mod blocks;
 mod claims;
 mod contract;
 mod failures;
@@ -16,3 +19,4 @@ mod pins;
 mod schema;
 mod support;
 mod tls;
+mod waits;

@@ -1,0 +1,361 @@
+//! The contract of [`BlockIndex`], as a suite of checks for the tests of every implementation.
+//!
+//! A check uses an index that is empty. It panics if the contract is violated.
+
+use super::index::{BlockIndex, Committed, FinishedPin, IndexFigures, IndexIdentity, PinAttempt, PinId, WrittenObject};
+use super::object::ObjectId;
+use cache::{PinState, PinSummary};
+use content::{Block, BlockKey, Cid, codec, hashes};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Opens a new, empty index.
+pub type OpenIndex<'a> = &'a (dyn Fn() -> Arc<dyn BlockIndex> + Sync);
+
+/// Longer than a test lasts.
+const LONG: Duration = Duration::from_secs(86_400);
+/// The size of each object and block of a check, in bytes.
+const OBJECT_BYTES: u32 = 150;
+const BLOCK_BYTES: u32 = 100;
+
+/// Runs all checks.
+pub async fn check_all(open: OpenIndex<'_>) {
+    only_pending_objects_become_those_of_blocks(&*open()).await;
+    a_block_has_one_object(&*open()).await;
+    old_pending_objects_are_marked_and_can_be_committed_no_more(&*open()).await;
+    unknown_objects_are_registered_to_be_deleted(&*open()).await;
+    an_index_has_an_identity(&*open(), &*open()).await;
+    members_are_evicted_after_their_last_pin_only(&*open()).await;
+    a_pin_is_complete_unless_blocks_were_lost(&*open()).await;
+    a_lost_block_makes_its_pins_partial(&*open()).await;
+    a_lost_block_ends_with_its_last_pin(&*open()).await;
+    a_removed_pin_accepts_nothing(&*open()).await;
+    blocks_that_are_used_are_evicted_last(&*open()).await;
+    slots_and_pins_are_read_in_pages(&*open()).await;
+}
+
+/// A CID, of the same block for the same number.
+pub fn cid(number: u64) -> Cid {
+    let content = bytes::Bytes::copy_from_slice(&number.to_be_bytes());
+    *Block::of(codec::RAW, hashes::SHA2_256, 32, content).expect("a block").cid()
+}
+
+/// The block of a number.
+pub fn key(number: u64) -> BlockKey {
+    BlockKey::of(&cid(number)).expect("has a key")
+}
+
+fn object(number: u64, generation: u64) -> ObjectId {
+    ObjectId { key: key(number), generation }
+}
+
+fn written(object: ObjectId) -> WrittenObject {
+    WrittenObject { object, bytes: OBJECT_BYTES, block_bytes: BLOCK_BYTES }
+}
+
+async fn register(index: &dyn BlockIndex, objects: &[ObjectId]) {
+    index.register(objects.to_vec()).await.expect("registers");
+}
+
+/// The blocks that have these objects after a commit, or others.
+async fn commit(index: &dyn BlockIndex, objects: &[ObjectId], pin: Option<PinId>) -> BTreeSet<ObjectId> {
+    blocks(index.commit(objects.iter().copied().map(written).collect(), pin).await.expect("commits"))
+}
+
+fn blocks(committed: Committed) -> BTreeSet<ObjectId> {
+    match committed {
+        Committed::Blocks(objects) => objects.into_iter().collect(),
+        Committed::PinRemoved => panic!("the pin exists"),
+    }
+}
+
+async fn store(index: &dyn BlockIndex, objects: &[ObjectId], pin: Option<PinId>) {
+    register(index, objects).await;
+    assert_eq!(commit(index, objects, pin).await, objects.iter().copied().collect());
+}
+
+async fn located(index: &dyn BlockIndex, numbers: &[u64]) -> BTreeSet<ObjectId> {
+    let rows = index.locate(numbers.iter().copied().map(key).collect()).await.expect("locates");
+    assert!(rows.iter().all(|row| row.bytes == OBJECT_BYTES));
+    rows.iter().map(|row| row.object).collect()
+}
+
+async fn evicted(index: &dyn BlockIndex, max: u32) -> BTreeSet<ObjectId> {
+    let evicted = index.evict(max).await.expect("evicts");
+    assert!(evicted.iter().all(|evicted| evicted.bytes == OBJECT_BYTES));
+    evicted.iter().map(|evicted| evicted.object).collect()
+}
+
+async fn swept(index: &dyn BlockIndex, age: Duration) -> BTreeSet<ObjectId> {
+    index.sweep(age, 100).await.expect("sweeps").into_iter().collect()
+}
+
+async fn begin(index: &dyn BlockIndex, root: u64) -> PinAttempt {
+    index.begin_pin(cid(root), None).await.expect("begins")
+}
+
+async fn finish(index: &dyn BlockIndex, attempt: PinAttempt) -> FinishedPin {
+    index.finish_pin(attempt).await.expect("is asked")
+}
+
+async fn pin(index: &dyn BlockIndex, root: u64) -> Option<PinSummary> {
+    index.pin(cid(root)).await.expect("is read")
+}
+
+async fn release_all(index: &dyn BlockIndex) {
+    while index.release_members(2).await.expect("releases") {}
+}
+
+async fn figures(index: &dyn BlockIndex) -> IndexFigures {
+    index.figures().await.expect("counts")
+}
+
+/// An object is registered before it is written.
+pub async fn only_pending_objects_become_those_of_blocks(index: &dyn BlockIndex) {
+    let (registered, other) = (object(1, u64::MAX), object(2, 0));
+    register(index, &[registered]).await;
+    assert_eq!(located(index, &[1, 2]).await, BTreeSet::new(), "nothing is written yet");
+    assert_eq!(commit(index, &[registered, other], None).await, [registered].into());
+    assert_eq!(located(index, &[1, 2, 1]).await, [registered].into());
+    let expected = IndexFigures { cached_blocks: 1, cached_bytes: OBJECT_BYTES.into(), ..IndexFigures::default() };
+    assert_eq!(figures(index).await, expected);
+    assert_eq!(commit(index, &[registered], None).await, BTreeSet::new(), "it is not pending any more");
+    assert_eq!(commit(index, &[], None).await, BTreeSet::new());
+    assert_eq!(located(index, &[]).await, BTreeSet::new());
+    // A generation is that of one block.
+    register(index, &[object(3, 7)]).await;
+    assert_eq!(commit(index, &[object(4, 7)], None).await, BTreeSet::new());
+    assert_eq!(commit(index, &[object(3, 7)], None).await, [object(3, 7)].into());
+}
+
+/// Of gateways that write a block at the same time.
+pub async fn a_block_has_one_object(index: &dyn BlockIndex) {
+    let (first, second) = (object(1, 5), object(1, 3));
+    register(index, &[first]).await;
+    register(index, &[second]).await;
+    assert_eq!(commit(index, &[first], None).await, [first].into());
+    let attempt = begin(index, 1).await;
+    assert_eq!(commit(index, &[second], Some(attempt.id)).await, [first].into(), "the second one is not needed");
+    assert_eq!(figures(index).await.pending_objects, 1);
+    assert_eq!(figures(index).await.pinned_blocks, 1, "but the block is a member of its pin");
+    assert_eq!(commit(index, &[second], None).await, [first].into(), "and it does not replace the first later");
+    index.remove_pending(vec![second]).await.expect("is removed");
+    assert_eq!(figures(index).await.pending_objects, 0);
+    assert_eq!(located(index, &[1]).await, [first].into());
+}
+
+/// So that the objects of a gateway that has stopped can be deleted, and one that was paused does not use them.
+pub async fn old_pending_objects_are_marked_and_can_be_committed_no_more(index: &dyn BlockIndex) {
+    let (paused, stored) = (object(1, 1), object(2, 2));
+    store(index, &[stored], None).await;
+    register(index, &[paused]).await;
+    assert_eq!(swept(index, LONG).await, BTreeSet::new(), "it may still be written");
+    assert_eq!(swept(index, Duration::ZERO).await, [paused].into());
+    assert_eq!(commit(index, &[paused], None).await, BTreeSet::new());
+    assert_eq!(located(index, &[1, 2]).await, [stored].into());
+    // Until it has been deleted.
+    assert_eq!(swept(index, LONG).await, BTreeSet::new());
+    assert_eq!(swept(index, Duration::ZERO).await, [paused].into());
+    index.remove_pending(vec![paused]).await.expect("is removed");
+    assert_eq!(swept(index, Duration::ZERO).await, BTreeSet::new());
+    assert_eq!(commit(index, &[paused], None).await, BTreeSet::new());
+}
+
+/// An object that is unknown was left behind.
+pub async fn unknown_objects_are_registered_to_be_deleted(index: &dyn BlockIndex) {
+    let [pending, stored, evicted_one, orphan] = [object(1, 1), object(2, 2), object(3, 3), object(2, 4)];
+    store(index, &[evicted_one], None).await;
+    assert_eq!(evicted(index, 10).await, [evicted_one].into());
+    store(index, &[stored], None).await;
+    register(index, &[pending]).await;
+    let orphans = async || {
+        let all = vec![pending, stored, evicted_one, orphan];
+        index.register_orphans(all).await.expect("registers").into_iter().collect::<BTreeSet<_>>()
+    };
+    assert_eq!(orphans().await, [orphan].into());
+    assert_eq!(orphans().await, BTreeSet::new(), "it is pending now");
+    assert_eq!(commit(index, &[orphan], None).await, BTreeSet::new(), "it cannot become that of a block");
+    assert_eq!(swept(index, Duration::ZERO).await, [orphan, evicted_one, pending].into());
+    index.remove_pending(vec![evicted_one, pending, orphan]).await.expect("are removed");
+    index.remove_pending(vec![stored]).await.expect("is not pending");
+    assert_eq!(orphans().await, [orphan, evicted_one, pending].into(), "the other one is that of a block");
+    assert_eq!(index.register_orphans(Vec::new()).await.expect("registers"), Vec::new());
+}
+
+/// An index is told from another one of the same name.
+pub async fn an_index_has_an_identity(index: &dyn BlockIndex, other: &dyn BlockIndex) {
+    let identity = index.identity().await.expect("is read");
+    assert!(!identity.is_marked);
+    assert_ne!(other.identity().await.expect("is read").id, identity.id);
+    for _ in 0..2 {
+        index.set_marked().await.expect("is set");
+        let expected = IndexIdentity { is_marked: true, ..identity };
+        assert_eq!(index.identity().await.expect("is read"), expected);
+    }
+}
+
+/// Eviction spares members, also of several pins.
+pub async fn members_are_evicted_after_their_last_pin_only(index: &dyn BlockIndex) {
+    let objects = [object(1, 1), object(2, 2), object(3, 3)];
+    let [root, shared, cached] = objects;
+    store(index, &[shared, cached], None).await;
+    let (one, other) = (begin(index, 1).await, begin(index, 9).await);
+    let held = index.add_members(vec![key(2), key(1)], one.id).await.expect("are added");
+    assert_eq!(blocks(held), [shared].into(), "the other one is not stored");
+    store(index, &[root], Some(one.id)).await;
+    assert_eq!(blocks(index.add_members(vec![key(2)], other.id).await.expect("is added")), [shared].into());
+    assert_eq!(blocks(index.add_members(vec![key(2)], other.id).await.expect("again")), [shared].into());
+    assert_eq!(evicted(index, 10).await, [cached].into());
+    let amounts = figures(index).await;
+    assert_eq!((amounts.pinned_blocks, amounts.pinned_bytes), (2, 2 * u64::from(OBJECT_BYTES)));
+    assert!(index.remove_pin(cid(1)).await.expect("is removed"));
+    release_all(index).await;
+    assert_eq!(evicted(index, 10).await, [root].into());
+    assert!(index.remove_pin(cid(9)).await.expect("is removed"));
+    assert!(!index.remove_pin(cid(9)).await.expect("is asked"));
+    release_all(index).await;
+    assert_eq!(evicted(index, 10).await, [shared].into());
+    assert_eq!(located(index, &[1, 2, 3]).await, BTreeSet::new());
+    assert_eq!(figures(index).await, IndexFigures { pending_objects: 3, ..IndexFigures::default() });
+}
+
+/// What a pin counts, and what is missing for it to be complete.
+pub async fn a_pin_is_complete_unless_blocks_were_lost(index: &dyn BlockIndex) {
+    assert_eq!(pin(index, 1).await, None);
+    let name = |name: &str| Some(name.to_owned());
+    let attempt = index.begin_pin(cid(1), name("first")).await.expect("begins");
+    store(index, &[object(2, 2), object(3, 3)], Some(attempt.id)).await;
+    assert_eq!(finish(index, attempt).await, FinishedPin::RootMissing);
+    let partial = pin(index, 1).await.expect("exists");
+    assert_eq!((partial.state, partial.blocks, partial.root), (PinState::Partial, 2, cid(1)));
+    store(index, &[object(1, 1)], Some(attempt.id)).await;
+    // It is resumed elsewhere, with another name, and counts nothing twice.
+    let again = index.begin_pin(cid(1), name("second")).await.expect("is resumed");
+    assert_eq!(again, attempt);
+    index.add_members(vec![key(1), key(2), key(3)], again.id).await.expect("are members");
+    let FinishedPin::Complete(summary) = finish(index, again).await else { panic!("it has all blocks") };
+    assert_eq!((summary.state, summary.id, summary.name.as_deref()), (PinState::Complete, again.id, Some("second")));
+    assert_eq!((summary.blocks, summary.bytes), (3, 3 * u64::from(BLOCK_BYTES)));
+    assert_eq!(pin(index, 1).await.as_ref(), Some(&*summary));
+    assert_eq!(finish(index, attempt).await, FinishedPin::Complete(summary.clone()), "the answer may have been lost");
+    index.begin_pin(cid(1), None).await.expect("is resumed");
+    assert_eq!(pin(index, 1).await, Some(*summary), "it stays complete, and keeps its name");
+}
+
+/// A block that is missing in the storage is lost to all pins that have it, also to those in progress.
+pub async fn a_lost_block_makes_its_pins_partial(index: &dyn BlockIndex) {
+    let (first, second) = (object(1, 1), object(1, 2));
+    let (complete, in_progress, other) = (begin(index, 1).await, begin(index, 9).await, begin(index, 3).await);
+    store(index, &[first], Some(complete.id)).await;
+    assert!(matches!(finish(index, complete).await, FinishedPin::Complete(_)));
+    index.add_members(vec![key(1)], in_progress.id).await.expect("is added");
+    store(index, &[object(3, 3)], Some(other.id)).await;
+    assert!(matches!(finish(index, other).await, FinishedPin::Complete(_)));
+    assert_eq!(index.lose(second).await.expect("is asked"), None, "the block has another object");
+    let roots = index.lose(first).await.expect("is asked").expect("is lost");
+    let roots: BTreeSet<Cid> = roots.into_iter().collect();
+    assert_eq!(roots, [cid(1), cid(9)].into());
+    assert_eq!(located(index, &[1]).await, BTreeSet::new());
+    assert_eq!(swept(index, Duration::ZERO).await, [first].into(), "its object is to be deleted");
+    assert_eq!(index.lose(first).await.expect("is asked"), None, "it is lost once");
+    let added = index.add_members(vec![key(1)], in_progress.id).await.expect("is asked");
+    assert_eq!(blocks(added), BTreeSet::new(), "it is not stored");
+    assert_eq!(figures(index).await.pinned_blocks, 1);
+    assert_eq!(pin(index, 1).await.expect("exists").state, PinState::Partial);
+    assert_eq!(pin(index, 3).await.expect("exists").state, PinState::Complete);
+    assert_eq!(finish(index, in_progress).await, FinishedPin::Lost);
+    // It is stored again without a pin, and its pins still have it.
+    store(index, &[second], None).await;
+    assert_eq!(evicted(index, 10).await, BTreeSet::new());
+    assert_eq!(finish(index, complete).await, FinishedPin::Lost);
+    let resumed = begin(index, 1).await;
+    assert_eq!(blocks(index.add_members(vec![key(1)], resumed.id).await.expect("is a member")), [second].into());
+    let FinishedPin::Complete(summary) = finish(index, resumed).await else { panic!("it has all blocks") };
+    assert_eq!((summary.blocks, summary.bytes), (1, BLOCK_BYTES.into()));
+}
+
+/// A lost block that no pin has leaves nothing behind.
+pub async fn a_lost_block_ends_with_its_last_pin(index: &dyn BlockIndex) {
+    let (cached, pinned) = (object(1, 1), object(2, 2));
+    store(index, &[cached], None).await;
+    assert_eq!(index.lose(cached).await.expect("is asked"), Some(Vec::new()));
+    let attempt = begin(index, 2).await;
+    store(index, &[pinned], Some(attempt.id)).await;
+    assert_eq!(index.lose(pinned).await.expect("is asked"), Some(vec![cid(2)]));
+    assert!(index.remove_pin(cid(2)).await.expect("is removed"));
+    release_all(index).await;
+    // Stored again, it is like any other.
+    store(index, &[object(1, 3), object(2, 4)], None).await;
+    assert_eq!(figures(index).await.cached_blocks, 2);
+    assert_eq!(evicted(index, 10).await, [object(1, 3), object(2, 4)].into());
+}
+
+/// A gateway that works on a pin learns that it was removed, also if it was requested again meanwhile.
+pub async fn a_removed_pin_accepts_nothing(index: &dyn BlockIndex) {
+    let attempt = begin(index, 1).await;
+    store(index, &[object(1, 1)], Some(attempt.id)).await;
+    assert!(index.remove_pin(cid(1)).await.expect("is removed"));
+    let another = begin(index, 1).await;
+    assert_ne!(another.id, attempt.id);
+    assert_eq!(index.add_members(vec![key(1)], attempt.id).await.expect("is asked"), Committed::PinRemoved);
+    register(index, &[object(2, 2)]).await;
+    let refused = index.commit(vec![written(object(2, 2))], Some(attempt.id)).await.expect("is asked");
+    assert_eq!(refused, Committed::PinRemoved);
+    assert_eq!(located(index, &[2]).await, BTreeSet::new());
+    assert_eq!(finish(index, attempt).await, FinishedPin::Removed);
+    assert_eq!(finish(index, another).await, FinishedPin::RootMissing, "the members are those of the former pin");
+    let unknown = PinAttempt { id: attempt.id ^ 1, ..attempt };
+    assert_eq!(finish(index, unknown).await, FinishedPin::Removed);
+    assert_eq!(index.add_members(vec![key(1)], unknown.id).await.expect("is asked"), Committed::PinRemoved);
+    // The new pin has the block before the former one has released it.
+    index.add_members(vec![key(1)], another.id).await.expect("is added");
+    release_all(index).await;
+    assert_eq!(evicted(index, 10).await, BTreeSet::new());
+    assert!(matches!(finish(index, another).await, FinishedPin::Complete(_)));
+    assert_eq!(index.pins(None, 10).await.expect("are read").len(), 1);
+}
+
+/// Least recently used first. The index counts each use.
+pub async fn blocks_that_are_used_are_evicted_last(index: &dyn BlockIndex) {
+    for number in 1..=4 {
+        store(index, &[object(number, number)], None).await;
+    }
+    index.mark_used(vec![key(1), key(3), key(7)]).await.expect("is marked");
+    assert_eq!(evicted(index, 1).await, [object(2, 2)].into());
+    assert_eq!(evicted(index, 1).await, [object(4, 4)].into());
+    assert_eq!(evicted(index, 9).await, [object(1, 1), object(3, 3)].into());
+}
+
+/// Pages are complete and have nothing twice.
+pub async fn slots_and_pins_are_read_in_pages(index: &dyn BlockIndex) {
+    let objects: Vec<ObjectId> = (0..600).map(|number| object(number, number)).collect();
+    store(index, &objects, None).await;
+    let mut found = Vec::new();
+    for slot in 0..=u8::MAX {
+        let mut after = None;
+        loop {
+            let page = index.objects_of_slot(slot, after, 2).await.expect("is read");
+            assert!(page.len() <= 2 && page.iter().all(|object| object.slot() == slot));
+            let Some(last) = page.last() else { break };
+            assert!(page.is_sorted() && after.is_none_or(|after| page[0].key > after));
+            after = Some(last.key);
+            found.extend(page);
+        }
+    }
+    assert_eq!(found.len(), objects.len());
+    assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), objects.into_iter().collect());
+    for root in 0..5 {
+        begin(index, root).await;
+    }
+    let (mut roots, mut after) = (Vec::new(), None);
+    loop {
+        let page = index.pins(after, 2).await.expect("is read");
+        let Some(last) = page.last() else { break };
+        assert!(page.len() <= 2);
+        after = Some(last.id);
+        roots.extend(page.iter().map(|pin| pin.root));
+    }
+    assert_eq!(roots.len(), 5);
+    assert_eq!(roots.into_iter().collect::<BTreeSet<_>>(), (0..5).map(cid).collect());
+}

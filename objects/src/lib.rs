@@ -9,7 +9,7 @@
 //! Non-goals: what objects contain and which of them are needed (`site`); caching, in particular of absence; changing
 //! objects, conditional writes, multipart uploads; a storage engine of our own.
 //!
-//! Names are used once: whoever puts an object ends its name in a number that is random for each attempt. Only
+//! Names are used once: the caller ends the name of an object in a number that is random for each attempt. Only
 //! because of that, attempts can be repeated without locks and without conditional writes.
 //!
 //! | module | concern |

@@ -7,7 +7,7 @@ use crate::error::ObjectError;
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 
-/// After how many seconds a temporary file is nobody's.
+/// The age in seconds from which a temporary file counts as left behind.
 const AGE_SECONDS: i64 = 24 * 60 * 60;
 
 /// Removes old temporary files, and proves that the folder can be written to.

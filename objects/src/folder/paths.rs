@@ -1,6 +1,6 @@
 //! Folders and files below the root, without following symbolic links.
 //!
-//! Each path is opened component by component from the root. The root itself is opened anew for each operation: a
+//! Each path is opened component by component from the root. The root itself is opened again for each operation: a
 //! file system may be mounted again. It must have the marker if it had it before, or if it is another file system, or
 //! else it is the local folder below the mount point. The number of a file system alone does not tell: a system gives
 //! the number of one that was unmounted to the next.

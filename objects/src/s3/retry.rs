@@ -22,7 +22,7 @@ impl Retries {
     }
 
     /// Runs attempts until one succeeds, none can, there were enough, or the deadline has passed. Each signs its
-    /// request anew.
+    /// request again.
     pub(super) async fn run<T, F>(&self, what: &str, place: &str, attempt: impl Fn() -> F) -> Result<T, ObjectError>
     where
         F: Future<Output = Result<T, Failure>>,
@@ -60,7 +60,7 @@ impl Retries {
 /// How long to wait after an attempt: random, so that gateways that were refused at once do not come back at once.
 fn wait(first: Duration, longest: Duration, number: u32) -> Duration {
     let full = first.saturating_mul(1 << (number - 1).min(20)).min(longest);
-    // Without randomness the waits are those of everybody, and nothing worse.
+    // Without randomness all gateways wait for the same time, and nothing worse.
     let random = getrandom::u32().unwrap_or(u32::MAX);
     full.mul_f64(0.5 + 0.5 * f64::from(random) / f64::from(u32::MAX))
 }

@@ -53,7 +53,7 @@ async fn objects_are_whole_or_absent_after_kill_9() {
         let lines = BufReader::new(child.0.stdout.take().expect("is piped")).lines().map_while(Result::ok);
         let mut names = lines.filter_map(|line| line.strip_prefix("put ").map(str::to_owned));
         let mut acknowledged: Vec<_> = names.by_ref().take(3 + 7 * round).collect();
-        // To others while it writes, and to everybody after it was killed.
+        // To others while it writes, and to all after it was killed.
         let prefix = format!("{round}/");
         all_are_whole(&*objects, &prefix).await;
         drop(child);

@@ -10,7 +10,7 @@
 //!
 //! Goals: `explain` has no logic of its own. The functions that serve clients route the request, parse its path,
 //! resolve its name and path, and make its answer, in a gateway of the same components that does not use the network
-//! ([`gateway::pipeline::Gateway::looking`]). With `fetch=true` the request is also sent through the real gateway, and
+//! ([`gateway::pipeline::Gateway::local_view`]). With `fetch=true` the request is also sent through the real gateway, and
 //! its duration is shown.
 //!
 //! Bounds: the number of blocks that are counted below the path's end, the number of bytes of an answer that are read,

@@ -83,7 +83,7 @@ impl Services {
         request(&mut world.state, fate);
     }
 
-    /// Sends a request when it is first polled. It is carried out also if nobody waits for the answer any more.
+    /// Sends a request when it is first polled. It is carried out also if its sender does not wait for the answer any more.
     fn request<T: Send + 'static>(
         &self,
         effect: impl FnOnce(&mut State) -> T + Send + 'static,

@@ -3,7 +3,7 @@
 //! A record is written when the response has ended. It has the path without its query, which may contain private data,
 //! the header `User-Agent`, and the origin of `Referer`. In the log's own format it is an event with the target
 //! `access` and the level info, without the `Referer`; the other formats are queued for
-//! [`AccessLogWriter`](services::access_log::writer::AccessLogWriter).
+//! [`AccessLogWriter`].
 //!
 //! Goals: a request costs nothing when both logs are off; texts of clients are bounded and escaped before they are
 //! kept; no address is kept other than as `log.access_addresses` has it.

@@ -1,8 +1,8 @@
 //! [`PathResolver`]: path resolution with singleflight: concurrent requests for a path share one call.
 //!
-//! The waiting rule is that of [`cache::flight`]: a call lives as long as a request waits for it. Each request has its
-//! own source with its client's permit for the network; a call uses the leader's source, and followers need no permit.
-//! After a leader-only error, such as a missing permit, a follower begins a new call.
+//! The waiting rule is that of [`cache::singleflight`]: a call lives as long as a request waits for it. Each request
+//! has its own source with its client's permit for the network; a call uses the leader's source, and followers need no
+//! permit. After a leader-only error, such as a missing permit, a follower begins a new call.
 //!
 //! The key has everything that the result depends on: the path below its root CID, since errors name it; the purpose;
 //! the policy's generation; and whether blocks may be fetched.
@@ -77,7 +77,7 @@ impl PathResolver {
         self.singleflight(&self.targets, key, source, walk).await
     }
 
-    /// The last block of a path, of any codec: [`resolve::walk`].
+    /// The last block of a path, of any codec: [`resolve::walk()`].
     ///
     /// # Errors
     /// The same.

@@ -3,11 +3,11 @@
 //! | module | concern |
 //! |---|---|
 //! | [`message`] | the wire format, decoded within limits |
-//! | [`framing`] | length-prefixed frames, read within a byte budget |
+//! | [`framing`](crate::framing) | length-prefixed frames, read within a byte budget |
 //! | [`client`] | client: which peers to ask for which blocks, a state machine without I/O |
 //! | [`outbox`] | pending wantlist changes, the latest for each CID |
 //! | [`server`] | server: which want to answer next, a state machine without I/O |
-//! | [`traffic`] | traffic state that the connections to a peer share |
+//! | [`traffic`](crate::traffic) | traffic state that the connections to a peer share |
 //! | [`handler`] | connection handler: streams, verification, delivery |
 //! | [`behaviour`] | the network behaviour |
 

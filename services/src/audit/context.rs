@@ -1,5 +1,5 @@
 //! The details of a change in the audit log besides the client: [`AuditContext`], set before the work begins, and
-//! [`ResponseDetail`](crate::audit::Detail), set with the response.
+//! [`ResponseDetail`](crate::audit::ResponseDetail), set with the response.
 //!
 //! Goals: the log records what was requested also for a change that fails or whose client disconnects; long values are
 //! truncated, not dropped.

@@ -4,10 +4,10 @@
 //! one writer and stream what it has written, so that none waits for the last entry; an aborted page is never cached; a
 //! page that is too long for the cache is streamed to each reader by itself.
 //!
-//! The waiting rule is that of [`cache::flight`]: a page is generated as long as it has a reader, with the leader's
-//! blocks. A leader-only error, such as a missing permit for the network, makes the followers retry, and so does a
-//! leader whose client has no memory left; after [`LEADER_ONLY_ERRORS_MAX`] such ends a follower generates the page for
-//! itself.
+//! The waiting rule is that of [`cache::singleflight`]: a page is generated as long as it has a reader, with the
+//! leader's blocks. A leader-only error, such as a missing permit for the network, makes the followers retry, and so
+//! does a leader whose client has no memory left; after [`LEADER_ONLY_ERRORS_MAX`] such ends a follower generates the
+//! page for itself.
 //!
 //! [`selection`]: filtering and sorting of entries.
 //!

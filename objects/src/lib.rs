@@ -22,6 +22,7 @@
 //! | `marker` | [`check_marker`]: the object that says whose objects these are |
 //! | `s3` | S3-compatible storage: the client of the Arrow project over our own HTTP client, retries, credentials |
 //! | `folder` | a folder of a file system: temporary files, renaming, syncing, mounts |
+//! | `tls` | [`client_tls`]: TLS to servers, also to the database of a site |
 
 mod contract;
 mod error;
@@ -31,6 +32,7 @@ mod names;
 mod open;
 mod options;
 mod s3;
+mod tls;
 
 pub use contract::{ListedObject, Objects};
 pub use error::{ObjectError, OpenError};
@@ -38,3 +40,4 @@ pub use marker::{MARKER_NAME, check_marker, require_marker};
 pub use names::{COMPONENT_BYTES_MAX, NAME_BYTES_MAX};
 pub use open::open;
 pub use options::{Addressing, Credentials, Environment, StoreOptions};
+pub use tls::client_tls;

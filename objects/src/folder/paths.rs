@@ -77,7 +77,8 @@ impl Root {
 
     /// Whether the folder has a marker.
     pub(super) fn has_marker(&self) -> Result<bool, ObjectError> {
-        self.is_marked(&self.open()?)
+        self.open()?;
+        Ok(self.was_marked.load(Ordering::Relaxed))
     }
 
     fn is_marked(&self, folder: &OwnedFd) -> Result<bool, ObjectError> {

@@ -6,6 +6,7 @@ use super::endpoint::Endpoint;
 use super::failure::{Certificate, Status};
 use crate::error::OpenError;
 use crate::options::StoreOptions;
+use crate::tls::client_tls;
 use futures::future::BoxFuture;
 use http::header::RETRY_AFTER;
 use http::{Method, StatusCode};
@@ -16,12 +17,8 @@ use object_store::client::{
     HttpService,
 };
 use reqwest::redirect::Policy;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_platform_verifier::BuilderVerifierExt as _;
+use rustls::ClientConfig;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,7 +47,7 @@ impl Connector {
     pub(super) fn new(endpoint: &Endpoint, options: &StoreOptions) -> Result<Self, OpenError> {
         let bytes_max = usize::try_from(options.bytes_max).unwrap_or(usize::MAX);
         Ok(Self {
-            tls: tls(&options.ca).map_err(OpenError::new)?,
+            tls: client_tls(&options.ca, "S3 servers").map_err(OpenError::new)?,
             connect_timeout: options.connect_timeout,
             request_timeout: options.request_timeout,
             addresses: options.addresses.clone(),
@@ -221,49 +218,9 @@ fn bounded(body: HttpResponseBody, bytes_max: usize) -> HttpResponseBody {
     }))
 }
 
-/// TLS by the certificates of a file, or by those that the system trusts if the path is empty.
-fn tls(ca: &Path) -> Result<ClientConfig, String> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?;
-    if ca.as_os_str().is_empty() {
-        return Ok(match builder.clone().with_platform_verifier() {
-            Ok(verified) => verified.with_no_client_auth(),
-            // A server on this machine can be used nevertheless.
-            Err(error) => {
-                tracing::warn!(%error, "the system has no certificates of authorities to verify S3 servers with");
-                builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
-            }
-        });
-    }
-    let failed = |error: String| format!("the certificates in {} cannot be used: {error}", ca.display());
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(ca).map_err(|error| failed(error.to_string()))? {
-        let certificate = certificate.map_err(|error| failed(error.to_string()))?;
-        roots.add(certificate).map_err(|error| failed(error.to_string()))?;
-    }
-    if roots.is_empty() {
-        return Err(failed("the file has no certificate in PEM format".to_owned()));
-    }
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_of_authorities_must_have_a_certificate() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let file = dir.path().join("ca.pem");
-        assert!(tls(&file).is_err(), "there is no file");
-        std::fs::write(&file, "nonsense").expect("writes");
-        assert!(tls(&file).expect_err("is refused").contains("no certificate"));
-        let own = rcgen::generate_simple_self_signed(["s3.example".to_owned()]).expect("is created");
-        std::fs::write(&file, own.cert.pem()).expect("writes");
-        assert!(tls(&file).is_ok());
-    }
 
     #[test]
     fn only_listings_are_listings() {

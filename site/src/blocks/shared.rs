@@ -327,13 +327,8 @@ impl SharedBlocks {
         if objects.is_empty() {
             return Ok(());
         }
-        self.delete_objects(&objects).await?;
-        self.index.remove_pending(objects).await
-    }
-
-    async fn delete_objects(&self, objects: &[ObjectId]) -> Result<(), StoreError> {
         concurrently(objects.iter().map(|object| self.delete_object(*object).boxed()).collect()).await?;
-        Ok(())
+        self.index.remove_pending(objects).await
     }
 
     async fn delete_object(&self, object: ObjectId) -> Result<(), StoreError> {

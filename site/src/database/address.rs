@@ -9,13 +9,10 @@
 
 use super::error::DatabaseError;
 use super::session::Session;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_platform_verifier::BuilderVerifierExt as _;
+use objects::client_tls;
 use std::fmt;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -99,7 +96,7 @@ impl Database {
         let invalid = |error: String| DatabaseError::Settings(error.into());
         let schema = schema_of(&options.site).map_err(invalid)?;
         let config = parsed(&options.url).map_err(invalid)?;
-        let tls = MakeRustlsConnect::new(tls(&options.ca).map_err(invalid)?);
+        let tls = MakeRustlsConnect::new(client_tls(&options.ca, "databases").map_err(invalid)?);
         let client = super::random_number()?;
         let hosts = (0..config.get_hosts().len()).map(|index| of_host(&config, index)).collect();
         let display_name = display_name(&config).into();
@@ -268,33 +265,6 @@ fn display_name(config: &Config) -> String {
     format!("{name} at {hosts}")
 }
 
-fn tls(ca: &Path) -> Result<ClientConfig, String> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?;
-    if ca.as_os_str().is_empty() {
-        return Ok(match builder.clone().with_platform_verifier() {
-            Ok(verified) => verified.with_no_client_auth(),
-            // A database on this machine can be used nevertheless.
-            Err(error) => {
-                tracing::warn!(%error, "the system has no certificates of authorities to verify databases with");
-                builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
-            }
-        });
-    }
-    let failed = |error: String| format!("the certificates in {} cannot be used: {error}", ca.display());
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(ca).map_err(|error| failed(error.to_string()))? {
-        let certificate = certificate.map_err(|error| failed(error.to_string()))?;
-        roots.add(certificate).map_err(|error| failed(error.to_string()))?;
-    }
-    if roots.is_empty() {
-        return Err(failed("the file has no certificate in PEM format".to_owned()));
-    }
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,11 +346,11 @@ mod tests {
     fn a_file_of_authorities_must_have_a_certificate() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("ca.pem");
-        assert!(tls(&file).is_err(), "there is no file");
+        assert!(client_tls(&file, "databases").is_err(), "there is no file");
         std::fs::write(&file, "nonsense").expect("writes");
-        assert!(tls(&file).expect_err("is refused").contains("no certificate"));
+        assert!(client_tls(&file, "databases").expect_err("is refused").contains("no certificate"));
         let own = rcgen::generate_simple_self_signed(["db.example".to_owned()]).expect("is created");
         std::fs::write(&file, own.cert.pem()).expect("writes");
-        assert!(tls(&file).is_ok());
+        assert!(client_tls(&file, "databases").is_ok());
     }
 }

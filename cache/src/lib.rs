@@ -65,7 +65,7 @@ pub use crate::metadata_store::{MetadataLog, MetadataStore, Salvage};
 pub use crate::metrics::{TierFigures, TierMetrics, TiersFigures};
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
-pub use crate::reports::MissingBlocks;
+pub use crate::reports::{MissingBlocks, raw_cid};
 pub use crate::singleflight::Singleflight;
 pub use crate::store::{BlockStore, DegradedReason, Evict, Evicted, Held, ScrubPass, Stats, StoreStats, withheld_by};
 pub use crate::tiers::{Counted, Local, LookupObserver, Through, Tiers};

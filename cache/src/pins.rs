@@ -86,12 +86,12 @@ pub enum PinError {
 
 impl PinError {
     /// A block of the DAG is missing.
-    pub(crate) fn missing(cid: Cid) -> Self {
+    pub fn missing(cid: Cid) -> Self {
         Self::unread(SourceError::NotFound { cid })
     }
 
     /// A block of the DAG could not be read.
-    pub(crate) fn unread(error: SourceError) -> Self {
+    pub fn unread(error: SourceError) -> Self {
         Self::Blocks(Box::new(DagError::Source(error)))
     }
 }
@@ -121,9 +121,12 @@ pub struct PinAttempt {
 
 /// Why a member was not written.
 #[derive(Debug, Clone)]
-pub(crate) enum MemberFailure {
+pub enum MemberFailure {
+    /// The store failed.
     Store(StoreError),
+    /// The pin was removed.
     Removed,
+    /// The block is not stored.
     Missing(Cid),
 }
 
@@ -139,6 +142,27 @@ impl PinAttempt {
         Arc::new(Self { pin, losses, root, packed: OnceLock::new(), failure: OnceLock::new() })
     }
 
+    /// An attempt of a pin that several gateways share, for a store of theirs: the pin's number, and how many blocks it had
+    /// lost when the attempt began.
+    pub fn shared(id: u64, losses: u64, root: Cid) -> Arc<Self> {
+        Self::new(BegunPin { pin: PinId(id), losses }, Some(root))
+    }
+
+    /// Identifies the pin within its store.
+    pub fn id(&self) -> u64 {
+        self.pin.0
+    }
+
+    /// The root of the pin; `None` if it is temporary.
+    pub fn root(&self) -> Option<&Cid> {
+        self.root.as_ref()
+    }
+
+    /// The pin's loss count when the attempt began.
+    pub fn losses(&self) -> u64 {
+        self.losses
+    }
+
     /// Makes the pin that of a packed file with this zstd file, whose blocks are members too, when it is finished.
     pub fn set_packed(&self, zstd_file: Cid) {
         _ = self.packed.set(zstd_file);
@@ -148,12 +172,16 @@ impl PinAttempt {
         self.packed.get().copied()
     }
 
-    pub(crate) fn fail(&self, failure: MemberFailure) {
+    /// Records that a member was not written. The first failure counts.
+    pub fn fail(&self, failure: MemberFailure) {
         _ = self.failure.set(failure);
     }
 
-    /// The first failure, if there was one.
-    pub(crate) fn check(&self) -> Result<(), PinError> {
+    /// Checks that every member so far was written, or is queued.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn check(&self) -> Result<(), PinError> {
         match (self.failure.get(), self.root) {
             (None, _) => Ok(()),
             (Some(MemberFailure::Store(error)), _) => Err(PinError::Store(error.clone())),

@@ -70,7 +70,7 @@ pub struct MissingBlocks {
 
 impl MissingBlocks {
     /// Adds a missing block with this binary multihash.
-    pub(crate) fn add(&mut self, key: &[u8], block_bytes: u32, is_withheld: &dyn Fn(&BlockKey) -> bool) {
+    pub fn add(&mut self, key: &[u8], block_bytes: u32, is_withheld: &dyn Fn(&BlockKey) -> bool) {
         self.blocks += 1;
         self.bytes += u64::from(block_bytes);
         self.withheld += u64::from(BlockKey::from_bytes(key).as_ref().is_some_and(is_withheld));
@@ -163,6 +163,6 @@ pub struct Figures {
 }
 
 /// The CID of a block whose codec is unknown.
-pub(crate) fn raw_cid(key: &BlockKey) -> Cid {
+pub fn raw_cid(key: &BlockKey) -> Cid {
     Cid::new_v1(codec::RAW, *key.multihash())
 }

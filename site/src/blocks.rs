@@ -40,8 +40,8 @@ mod shared;
 mod tests;
 
 pub use index::{
-    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, IndexFigures, IndexIdentity, PinAttempt, PinId,
-    WrittenObject,
+    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, IndexFigures, IndexIdentity, Listed, LostBlock,
+    PinAttempt, PinId, WrittenObject,
 };
-pub use object::ObjectId;
+pub use object::{Form, ObjectId};
 pub use shared::{Reconciled, SharedBlock, SharedBlocks};

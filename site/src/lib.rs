@@ -1,14 +1,17 @@
-//! What the gateways of one site agree on: a PostgreSQL database that they share.
+//! What the gateways of one site share: a PostgreSQL database, and a storage for blocks.
 //!
 //! Goals: one list of pins for all gateways of a site, of which none can overwrite what another has decided; what was
 //! acknowledged is durable; while the database cannot be reached, changes fail with an error that says so and can be
 //! repeated, and nothing else does.
 //!
-//! Non-goals: blocks; a database of our own; what records mean (`services`).
+//! Non-goals: a database or a storage of our own (`objects` has the storage); what records mean (`services`).
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`database`] | the connection to the database, its tables, and the log of changes |
+//! | [`blocks`] | the blocks in the shared storage, and their index in the database |
+//! | [`store`] | the block store of a gateway of a site: its own disk, and the shared storage |
 
 pub mod blocks;
 pub mod database;
+pub mod store;

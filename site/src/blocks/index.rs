@@ -5,6 +5,7 @@
 
 use super::object::ObjectId;
 use cache::{PinSummary, StoreError};
+use content::stored::Shape;
 use content::{BlockKey, Cid};
 use futures::future::BoxFuture;
 use std::fmt;
@@ -20,8 +21,8 @@ pub struct WrittenObject {
     pub object: ObjectId,
     /// Its size, in bytes.
     pub bytes: u32,
-    /// The size of the block, in bytes.
-    pub block_bytes: u32,
+    /// The stored form of the block.
+    pub shape: Shape,
 }
 
 /// A block that is stored.
@@ -31,6 +32,26 @@ pub struct BlockRow {
     pub object: ObjectId,
     /// The size of the object, in bytes.
     pub bytes: u32,
+    /// The stored form of the block; `None` if it is of a later release.
+    pub shape: Option<Shape>,
+}
+
+/// A block of a pin that was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostBlock {
+    /// The block.
+    pub key: BlockKey,
+    /// Its size, in bytes.
+    pub block_bytes: u32,
+}
+
+/// Which blocks of a slot are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listed {
+    /// All that are stored.
+    Stored,
+    /// Those of them that pins have.
+    Pinned,
 }
 
 /// The result of a commit.
@@ -88,16 +109,22 @@ pub struct IndexIdentity {
 /// Amounts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IndexFigures {
-    /// Blocks that pins have.
+    /// Blocks that pins have, and that are stored.
     pub pinned_blocks: u64,
     /// Their objects' size, in bytes.
     pub pinned_bytes: u64,
+    /// Their size, in bytes.
+    pub pinned_block_bytes: u64,
     /// Other blocks.
     pub cached_blocks: u64,
     /// Their objects' size, in bytes.
     pub cached_bytes: u64,
     /// Objects that are being written or deleted, or were left behind.
     pub pending_objects: u64,
+    /// Complete pins.
+    pub pins: u64,
+    /// Partial pins.
+    pub partial_pins: u64,
 }
 
 /// The index of the blocks of a site.
@@ -142,12 +169,42 @@ pub trait BlockIndex: Send + Sync + fmt::Debug {
     /// [`StoreError`].
     fn lose(&self, object: ObjectId) -> BoxFuture<'_, Result<Option<Vec<Cid>>, StoreError>>;
 
-    /// Removes at most so many of the blocks that no pin has, those first that were used least recently. Their objects
-    /// become pending, and marked to be deleted.
+    /// Those of the blocks that pins have, also if they were lost.
     ///
     /// # Errors
     /// [`StoreError`].
-    fn evict(&self, blocks_max: u32) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>>;
+    fn pinned(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<BlockKey>, StoreError>>;
+
+    /// At most so many of the lost blocks of a root's pin, in the order of their keys, after one.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn lost(
+        &self,
+        root: Cid,
+        after: Option<BlockKey>,
+        blocks_max: u32,
+    ) -> BoxFuture<'_, Result<Vec<LostBlock>, StoreError>>;
+
+    /// The roots of pins that lost blocks within the given time.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn pins_with_losses(&self, within: Duration) -> BoxFuture<'_, Result<Vec<Cid>, StoreError>>;
+
+    /// Removes some of the blocks that no pin has, those first that were used least recently, if all of their objects
+    /// have more than the given size: at most so many, and not more than is necessary. Their objects become pending, and
+    /// marked to be deleted. None are returned also while another gateway does the same.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn evict(&self, cached_bytes_max: u64, blocks_max: u32) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>>;
+
+    /// Removes those of the blocks that no pin has. Their objects become pending, and marked to be deleted.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn evict_blocks(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>>;
 
     /// Marks at most so many pending objects that have been so for the given time, and returns them: they are to be
     /// deleted. Returns each again after that time, until it is removed.
@@ -176,6 +233,7 @@ pub trait BlockIndex: Send + Sync + fmt::Debug {
     fn objects_of_slot(
         &self,
         slot: u8,
+        which: Listed,
         after: Option<BlockKey>,
         objects_max: u32,
     ) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>>;
@@ -230,7 +288,7 @@ pub trait BlockIndex: Send + Sync + fmt::Debug {
     /// [`StoreError`].
     fn set_marked(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Amounts. Counts all rows.
+    /// Amounts. Counts pins and pending objects, but not blocks.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -2,9 +2,13 @@
 //!
 //! A check uses an index that is empty. It panics if the contract is violated.
 
-use super::index::{BlockIndex, Committed, FinishedPin, IndexFigures, IndexIdentity, PinAttempt, PinId, WrittenObject};
+use super::index::{
+    BlockIndex, Committed, EvictedObject, FinishedPin, IndexFigures, IndexIdentity, Listed, LostBlock, PinAttempt,
+    PinId, WrittenObject,
+};
 use super::object::ObjectId;
 use cache::{PinState, PinSummary};
+use content::stored::Shape;
 use content::{Block, BlockKey, Cid, codec, hashes};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,9 +19,10 @@ pub type OpenIndex<'a> = &'a (dyn Fn() -> Arc<dyn BlockIndex> + Sync);
 
 /// Longer than a test lasts.
 const LONG: Duration = Duration::from_secs(86_400);
-/// The size of each object and block of a check, in bytes.
+/// The size of each object and block of a check, in bytes. The objects have what this form has, and 59 bytes.
 const OBJECT_BYTES: u32 = 150;
 const BLOCK_BYTES: u32 = 100;
+const SHAPE: Shape = Shape::Envelope { prefix_bytes: 3, payload_bytes: 95, suffix_bytes: 2, frame_bytes: 83 };
 
 /// Runs all checks.
 pub async fn check_all(open: OpenIndex<'_>) {
@@ -32,6 +37,9 @@ pub async fn check_all(open: OpenIndex<'_>) {
     a_lost_block_ends_with_its_last_pin(&*open()).await;
     a_removed_pin_accepts_nothing(&*open()).await;
     blocks_that_are_used_are_evicted_last(&*open()).await;
+    no_more_is_evicted_than_is_too_much(&*open()).await;
+    given_blocks_are_evicted_unless_a_pin_has_them(&*open()).await;
+    amounts_follow_every_change(&*open()).await;
     slots_and_pins_are_read_in_pages(&*open()).await;
 }
 
@@ -51,7 +59,7 @@ fn object(number: u64, generation: u64) -> ObjectId {
 }
 
 fn written(object: ObjectId) -> WrittenObject {
-    WrittenObject { object, bytes: OBJECT_BYTES, block_bytes: BLOCK_BYTES }
+    WrittenObject { object, bytes: OBJECT_BYTES, shape: SHAPE }
 }
 
 async fn register(index: &dyn BlockIndex, objects: &[ObjectId]) {
@@ -77,12 +85,15 @@ async fn store(index: &dyn BlockIndex, objects: &[ObjectId], pin: Option<PinId>)
 
 async fn located(index: &dyn BlockIndex, numbers: &[u64]) -> BTreeSet<ObjectId> {
     let rows = index.locate(numbers.iter().copied().map(key).collect()).await.expect("locates");
-    assert!(rows.iter().all(|row| row.bytes == OBJECT_BYTES));
+    assert!(rows.iter().all(|row| (row.bytes, row.shape) == (OBJECT_BYTES, Some(SHAPE))), "{rows:?}");
     rows.iter().map(|row| row.object).collect()
 }
 
 async fn evicted(index: &dyn BlockIndex, max: u32) -> BTreeSet<ObjectId> {
-    let evicted = index.evict(max).await.expect("evicts");
+    objects_of(index.evict(0, max).await.expect("evicts"))
+}
+
+fn objects_of(evicted: Vec<EvictedObject>) -> BTreeSet<ObjectId> {
     assert!(evicted.iter().all(|evicted| evicted.bytes == OBJECT_BYTES));
     evicted.iter().map(|evicted| evicted.object).collect()
 }
@@ -107,6 +118,16 @@ async fn release_all(index: &dyn BlockIndex) {
     while index.release_members(2).await.expect("releases") {}
 }
 
+async fn pinned(index: &dyn BlockIndex, numbers: &[u64]) -> BTreeSet<BlockKey> {
+    index.pinned(numbers.iter().copied().map(key).collect()).await.expect("is read").into_iter().collect()
+}
+
+/// Amounts without pins.
+fn cached(blocks: u64) -> IndexFigures {
+    let bytes = blocks * u64::from(OBJECT_BYTES);
+    IndexFigures { cached_blocks: blocks, cached_bytes: bytes, ..IndexFigures::default() }
+}
+
 async fn figures(index: &dyn BlockIndex) -> IndexFigures {
     index.figures().await.expect("counts")
 }
@@ -118,8 +139,7 @@ pub async fn only_pending_objects_become_those_of_blocks(index: &dyn BlockIndex)
     assert_eq!(located(index, &[1, 2]).await, BTreeSet::new(), "nothing is written yet");
     assert_eq!(commit(index, &[registered, other], None).await, [registered].into());
     assert_eq!(located(index, &[1, 2, 1]).await, [registered].into());
-    let expected = IndexFigures { cached_blocks: 1, cached_bytes: OBJECT_BYTES.into(), ..IndexFigures::default() };
-    assert_eq!(figures(index).await, expected);
+    assert_eq!(figures(index).await, cached(1));
     assert_eq!(commit(index, &[registered], None).await, BTreeSet::new(), "it is not pending any more");
     assert_eq!(commit(index, &[], None).await, BTreeSet::new());
     assert_eq!(located(index, &[]).await, BTreeSet::new());
@@ -262,6 +282,14 @@ pub async fn a_lost_block_makes_its_pins_partial(index: &dyn BlockIndex) {
     let added = index.add_members(vec![key(1)], in_progress.id).await.expect("is asked");
     assert_eq!(blocks(added), BTreeSet::new(), "it is not stored");
     assert_eq!(figures(index).await.pinned_blocks, 1);
+    let lost = async |root| index.lost(cid(root), None, 10).await.expect("is read");
+    let expected = LostBlock { key: key(1), block_bytes: BLOCK_BYTES };
+    assert_eq!((lost(1).await, lost(9).await, lost(3).await), (vec![expected], vec![expected], vec![]));
+    assert_eq!(index.lost(cid(1), Some(key(1)), 10).await.expect("is read"), vec![]);
+    let having_lost = async |within| index.pins_with_losses(within).await.expect("is read");
+    assert_eq!(having_lost(LONG).await.into_iter().collect::<BTreeSet<_>>(), roots);
+    assert_eq!(having_lost(Duration::ZERO).await, Vec::new());
+    assert_eq!(pinned(index, &[1, 3, 5]).await, [key(1), key(3)].into(), "also those that were lost");
     assert_eq!(pin(index, 1).await.expect("exists").state, PinState::Partial);
     assert_eq!(pin(index, 3).await.expect("exists").state, PinState::Complete);
     assert_eq!(finish(index, in_progress).await, FinishedPin::Lost);
@@ -327,6 +355,88 @@ pub async fn blocks_that_are_used_are_evicted_last(index: &dyn BlockIndex) {
     assert_eq!(evicted(index, 9).await, [object(1, 1), object(3, 3)].into());
 }
 
+/// What all other blocks have, and at most one more.
+pub async fn no_more_is_evicted_than_is_too_much(index: &dyn BlockIndex) {
+    for number in 1..=6 {
+        store(index, &[object(number, number)], None).await;
+    }
+    let bytes = |objects: u64| objects * u64::from(OBJECT_BYTES);
+    for (bytes_max, max, expected) in [
+        (u64::MAX, 9, vec![]),
+        (bytes(6), 9, vec![]),
+        (bytes(6) - 1, 9, vec![1]),
+        (bytes(3), 1, vec![2]),
+        (bytes(3), 9, vec![3]),
+        (bytes(1) + 1, 9, vec![4, 5]),
+        (0, 0, vec![]),
+    ] {
+        let evicted = objects_of(index.evict(bytes_max, max).await.expect("evicts"));
+        let expected = expected.into_iter().map(|number| object(number, number)).collect();
+        assert_eq!(evicted, expected, "more than {bytes_max} bytes, at most {max}");
+    }
+    assert_eq!(figures(index).await.cached_blocks, 1);
+}
+
+/// Whatever their age.
+pub async fn given_blocks_are_evicted_unless_a_pin_has_them(index: &dyn BlockIndex) {
+    let (cached_one, other, pinned_one) = (object(1, 1), object(2, 2), object(3, 3));
+    store(index, &[cached_one, other], None).await;
+    let attempt = begin(index, 3).await;
+    store(index, &[pinned_one], Some(attempt.id)).await;
+    let keys = || vec![key(3), key(1), key(1), key(7)];
+    assert_eq!(objects_of(index.evict_blocks(keys()).await.expect("evicts")), [cached_one].into());
+    assert_eq!(objects_of(index.evict_blocks(keys()).await.expect("evicts")), BTreeSet::new());
+    assert_eq!(located(index, &[1, 2, 3]).await, [other, pinned_one].into());
+    assert_eq!(swept(index, Duration::ZERO).await, [cached_one].into(), "its object is to be deleted");
+    assert_eq!(index.evict_blocks(Vec::new()).await.expect("evicts"), Vec::new());
+}
+
+/// What was counted is what is there.
+pub async fn amounts_follow_every_change(index: &dyn BlockIndex) {
+    let amounts = async |cached_blocks: u64, pinned_blocks: u64| {
+        let found = IndexFigures { pending_objects: 0, pins: 0, partial_pins: 0, ..figures(index).await };
+        let pinned = IndexFigures {
+            pinned_blocks,
+            pinned_bytes: pinned_blocks * u64::from(OBJECT_BYTES),
+            pinned_block_bytes: pinned_blocks * u64::from(BLOCK_BYTES),
+            ..cached(cached_blocks)
+        };
+        assert_eq!(found, pinned);
+    };
+    amounts(0, 0).await;
+    store(index, &[object(1, 1), object(2, 2), object(3, 3)], None).await;
+    amounts(3, 0).await;
+    let attempt = begin(index, 1).await;
+    index.add_members(vec![key(1), key(2)], attempt.id).await.expect("are added");
+    amounts(1, 2).await;
+    // Another gateway was as fast: the block gets a pin, and no second object.
+    register(index, &[object(3, 30), object(4, 4)]).await;
+    commit(index, &[object(3, 30), object(4, 4)], Some(attempt.id)).await;
+    amounts(0, 4).await;
+    let of_pins = async || (figures(index).await.pins, figures(index).await.partial_pins);
+    assert_eq!(of_pins().await, (0, 1));
+    assert!(matches!(finish(index, attempt).await, FinishedPin::Complete(_)));
+    assert_eq!(of_pins().await, (1, 0));
+    index.mark_used(vec![key(1)]).await.expect("is marked");
+    index.lose(object(2, 2)).await.expect("is lost");
+    amounts(0, 3).await;
+    assert_eq!(of_pins().await, (0, 1));
+    store(index, &[object(2, 20), object(5, 5)], None).await;
+    amounts(1, 4).await;
+    index.lose(object(5, 5)).await.expect("is lost");
+    index.lose(object(4, 4)).await.expect("is lost");
+    amounts(0, 3).await;
+    assert!(index.remove_pin(cid(1)).await.expect("is removed"));
+    assert_eq!(of_pins().await, (0, 0));
+    amounts(0, 3).await;
+    release_all(index).await;
+    amounts(3, 0).await;
+    assert_eq!(evicted(index, 2).await.len(), 2);
+    amounts(1, 0).await;
+    assert_eq!(evicted(index, 2).await.len(), 1);
+    amounts(0, 0).await;
+}
+
 /// Pages are complete and have nothing twice.
 pub async fn slots_and_pins_are_read_in_pages(index: &dyn BlockIndex) {
     let objects: Vec<ObjectId> = (0..600).map(|number| object(number, number)).collect();
@@ -335,7 +445,7 @@ pub async fn slots_and_pins_are_read_in_pages(index: &dyn BlockIndex) {
     for slot in 0..=u8::MAX {
         let mut after = None;
         loop {
-            let page = index.objects_of_slot(slot, after, 2).await.expect("is read");
+            let page = index.objects_of_slot(slot, Listed::Stored, after, 2).await.expect("is read");
             assert!(page.len() <= 2 && page.iter().all(|object| object.slot() == slot));
             let Some(last) = page.last() else { break };
             assert!(page.is_sorted() && after.is_none_or(|after| page[0].key > after));
@@ -345,7 +455,28 @@ pub async fn slots_and_pins_are_read_in_pages(index: &dyn BlockIndex) {
     }
     assert_eq!(found.len(), objects.len());
     assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), objects.into_iter().collect());
-    for root in 0..5 {
+    let attempt = begin(index, 0).await;
+    index.add_members((0..600).step_by(3).map(key).collect(), attempt.id).await.expect("are added");
+    let mut listed = BTreeSet::new();
+    for slot in 0..=u8::MAX {
+        listed.extend(index.objects_of_slot(slot, Listed::Pinned, None, 600).await.expect("is read"));
+    }
+    assert_eq!(listed, (0..600).step_by(3).map(|number| object(number, number)).collect());
+    let mut lost = BTreeSet::new();
+    for number in (0..600).step_by(60) {
+        index.lose(object(number, number)).await.expect("is lost");
+        lost.insert(key(number).to_bytes());
+    }
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = index.lost(cid(0), after, 3).await.expect("is read");
+        let Some(last) = page.last() else { break };
+        assert!(page.len() <= 3);
+        after = Some(last.key);
+        found.extend(page.iter().map(|lost| lost.key.to_bytes()));
+    }
+    assert_eq!(found, Vec::from_iter(lost));
+    for root in 1..5 {
         begin(index, root).await;
     }
     let (mut roots, mut after) = (Vec::new(), None);

@@ -17,7 +17,7 @@
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use cid::multibase::Base;
-use content::stored::{Stored, ValueError};
+use content::stored::{Shape, Stored, ValueError};
 use content::{BlockKey, hashes};
 
 /// The format, and its version, a digit.
@@ -76,6 +76,59 @@ pub(super) fn slot_prefix(slot: u8) -> String {
 /// What the names of all objects of a block begin with.
 pub(super) fn name_prefix(key: &BlockKey) -> String {
     format!("{}{}.", slot_prefix(slot(key)), Base::Base32Lower.encode(key.to_bytes()))
+}
+
+/// The numbers that stand for the form of a block in the index, beside the size of its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Form {
+    /// Uncompressed (0), one frame (1), or an envelope (2) with the lengths of its prefix and suffix in the next two
+    /// bytes.
+    pub number: u32,
+    /// The size of the block, in bytes.
+    pub block_bytes: u32,
+}
+
+impl Form {
+    /// The form of a block.
+    pub fn of(shape: Shape) -> Self {
+        let number = match shape {
+            Shape::Raw { .. } => 0,
+            Shape::Frame { .. } => 1,
+            // Both are one byte in a stored form.
+            Shape::Envelope { prefix_bytes, suffix_bytes, .. } => {
+                2 | u32::try_from(prefix_bytes << 8 | suffix_bytes << 16).unwrap_or(0)
+            }
+        };
+        Self { number, block_bytes: u32::try_from(shape.block_bytes()).unwrap_or(u32::MAX) }
+    }
+
+    /// The form of a block whose object has this size. `None` if it is none of this release.
+    pub fn shape(self, key: &BlockKey, object_bytes: u32) -> Option<Shape> {
+        let value_bytes = usize::try_from(object_bytes).ok()?.checked_sub(bytes_beside_value(key))?;
+        let block_bytes = usize::try_from(self.block_bytes).ok()?;
+        let [kind, prefix, suffix, rest] = self.number.to_le_bytes();
+        let (prefix_bytes, suffix_bytes) = (usize::from(prefix), usize::from(suffix));
+        let around = prefix_bytes + suffix_bytes;
+        let shape = match (kind, rest) {
+            (0, 0) if around == 0 => return Some(Shape::Raw { block_bytes }),
+            (1, 0) if around == 0 => {
+                let head = Shape::Frame { block_bytes, frame_bytes: 0 }.value_bytes();
+                Shape::Frame { block_bytes, frame_bytes: value_bytes.checked_sub(head)? }
+            }
+            (2, 0) => {
+                let payload_bytes = block_bytes.checked_sub(around)?;
+                let envelope = |frame_bytes| Shape::Envelope { prefix_bytes, payload_bytes, suffix_bytes, frame_bytes };
+                envelope(value_bytes.checked_sub(envelope(0).value_bytes())?)
+            }
+            _ => return None,
+        };
+        Some(shape)
+    }
+}
+
+/// The size of an object without its value.
+fn bytes_beside_value(key: &BlockKey) -> usize {
+    HEAD_BYTES + key.to_bytes().len() + CHECKSUM_BYTES
 }
 
 /// The content of a block's object. `None` if a length exceeds the format.
@@ -164,10 +217,29 @@ mod tests {
         }
 
         #[test]
+        fn forms_round_trip(prefix in 0..=255_usize, suffix in 0..=255_usize, payload in 0..2_000_000_usize,
+                            frame in 0..2_000_000_usize, noise: u32) {
+            let (key, _) = stored(b"content".to_vec());
+            let shapes = [
+                Shape::Raw { block_bytes: payload },
+                Shape::Frame { block_bytes: payload, frame_bytes: frame },
+                Shape::Envelope { prefix_bytes: prefix, payload_bytes: payload, suffix_bytes: suffix, frame_bytes: frame },
+            ];
+            for shape in shapes {
+                let object_bytes = u32::try_from(bytes_beside_value(&key) + shape.value_bytes()).expect("fits");
+                prop_assert_eq!(Form::of(shape).shape(&key, object_bytes), Some(shape));
+                // Anything may be in a table.
+                _ = Form { number: noise, ..Form::of(shape) }.shape(&key, object_bytes);
+                prop_assert_eq!(Form { number: 3, ..Form::of(shape) }.shape(&key, object_bytes), None);
+            }
+        }
+
+        #[test]
         fn an_object_has_its_block_or_is_refused(content in proptest::collection::vec(any::<u8>(), 0..2000),
                                                  at: prop::sample::Index, bit in 0..8_u8, cut: prop::sample::Index) {
             let (key, value) = stored(content.clone());
             let object = encode(&key, &value).expect("fits");
+            prop_assert_eq!(object.len(), bytes_beside_value(&key) + value.len());
             let Content::Block(decoded) = decode(&key, &object) else { panic!("is intact") };
             prop_assert_eq!(decoded.block().expect("decodes"), Bytes::from(content));
             let mut damaged = object.to_vec();

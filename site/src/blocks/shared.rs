@@ -1,10 +1,11 @@
 //! [`SharedBlocks`]: the steps by which blocks are stored, read, evicted and reconciled.
 
 use super::index::{
-    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, IndexFigures, PinAttempt, PinId, WrittenObject,
+    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, IndexFigures, Listed, LostBlock, PinAttempt, PinId,
+    WrittenObject,
 };
 use super::object::{self, Content, ObjectId};
-use cache::{PinError, PinSummary, StoreError};
+use cache::{Evicted, PinError, PinSummary, StoreError};
 use content::stored::Stored;
 use content::{BlockKey, Cid};
 use futures::future::{BoxFuture, FutureExt as _};
@@ -140,6 +141,23 @@ impl SharedBlocks {
     /// # Errors
     /// [`PinError::Store`], [`PinError::Removed`].
     pub async fn put(&self, blocks: Vec<SharedBlock>, pin: Option<&PinAttempt>) -> Result<(), PinError> {
+        self.put_all(blocks, pin, true).await
+    }
+
+    /// The same for blocks that were not stored a moment ago: they are not looked up before they are written.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn put_new(&self, blocks: Vec<SharedBlock>, pin: Option<&PinAttempt>) -> Result<(), PinError> {
+        self.put_all(blocks, pin, false).await
+    }
+
+    async fn put_all(
+        &self,
+        blocks: Vec<SharedBlock>,
+        pin: Option<&PinAttempt>,
+        may_be_stored: bool,
+    ) -> Result<(), PinError> {
         // Each once, and in one order for all gateways, so that transactions do not wait for each other in a circle.
         let blocks: BTreeMap<BlockKey, Stored> = blocks.into_iter().map(|block| (block.key, block.stored)).collect();
         let mut blocks = blocks.into_iter();
@@ -148,14 +166,21 @@ impl SharedBlocks {
             if batch.is_empty() {
                 return Ok(());
             }
-            self.put_batch(batch, pin).await?;
+            self.put_batch(batch, pin, may_be_stored).await?;
         }
     }
 
-    async fn put_batch(&self, mut rest: BTreeMap<BlockKey, Stored>, pin: Option<&PinAttempt>) -> Result<(), PinError> {
-        for _ in 0..WRITES_MAX {
-            for key in self.already_stored(rest.keys().copied().collect(), pin).await? {
-                rest.remove(&key);
+    async fn put_batch(
+        &self,
+        mut rest: BTreeMap<BlockKey, Stored>,
+        pin: Option<&PinAttempt>,
+        may_be_stored: bool,
+    ) -> Result<(), PinError> {
+        for attempt in 0..WRITES_MAX {
+            if may_be_stored || attempt > 0 {
+                for key in self.already_stored(rest.keys().copied().collect(), pin).await? {
+                    rest.remove(&key);
+                }
             }
             if !rest.is_empty() {
                 for key in self.write(&rest, pin).await? {
@@ -227,9 +252,22 @@ impl SharedBlocks {
         let content = object::encode(&object.key, stored.value());
         let content = content.ok_or_else(|| StoreError::Io("a block is too long for an object".into()))?;
         let bytes = u32::try_from(content.len()).unwrap_or(u32::MAX);
-        let block_bytes = u32::try_from(stored.shape().block_bytes()).unwrap_or(u32::MAX);
         self.objects.put(&object.name(), content).await.map_err(unavailable)?;
-        Ok(WrittenObject { object, bytes, block_bytes })
+        Ok(WrittenObject { object, bytes, shape: stored.shape() })
+    }
+
+    /// Makes those of the blocks that are stored members of a pin, and returns them. They are durable when this returns.
+    ///
+    /// # Errors
+    /// [`PinError::Store`], [`PinError::Removed`].
+    pub async fn add_members(&self, keys: Vec<BlockKey>, pin: &PinAttempt) -> Result<Vec<BlockKey>, PinError> {
+        // In one order for all gateways.
+        let keys: BTreeSet<BlockKey> = keys.into_iter().collect();
+        let (keys, mut members) = (Vec::from_iter(keys), Vec::new());
+        for keys in keys.chunks(BATCH as usize) {
+            members.extend(self.already_stored(keys.to_vec(), Some(pin)).await?);
+        }
+        Ok(members)
     }
 
     /// Reads blocks, in the order of their keys; `None` for one that is not stored. While the index cannot be reached,
@@ -238,17 +276,86 @@ impl SharedBlocks {
     /// # Errors
     /// [`StoreError`], for each block.
     pub async fn get(&self, keys: &[BlockKey]) -> Vec<Result<Option<Stored>, StoreError>> {
-        let located = self.index.locate(keys.to_vec()).await;
-        if let Err(error) = &located {
-            tracing::debug!(%error, "blocks are searched for in the storage");
+        match self.locate(keys).await {
+            Ok(rows) => self.read_all(keys, &rows).await,
+            Err(error) => {
+                tracing::debug!(%error, "blocks are searched for in the storage");
+                in_order(keys.iter().map(|key| self.find(*key).boxed()).collect()).await
+            }
         }
-        let rows = located.map(|rows| rows.into_iter().map(|row| (row.object.key, row)).collect::<BTreeMap<_, _>>());
-        let reading = keys.iter().map(|key| match &rows {
-            Ok(rows) => self.read(rows.get(key).copied()).map(|read| Ok(read?.stored())).boxed(),
-            Err(_) => self.find(*key).boxed(),
-        });
-        let reading: Vec<_> = reading.collect();
-        stream::iter(reading).buffered(CONCURRENCY).collect().await
+    }
+
+    /// The same, but does not search the storage: fails while the index cannot be reached.
+    ///
+    /// # Errors
+    /// [`StoreError`], for each block.
+    pub async fn get_indexed(&self, keys: &[BlockKey]) -> Vec<Result<Option<Stored>, StoreError>> {
+        match self.locate(keys).await {
+            Ok(rows) => self.read_all(keys, &rows).await,
+            Err(error) => vec![Err(error); keys.len()],
+        }
+    }
+
+    async fn read_all(
+        &self,
+        keys: &[BlockKey],
+        rows: &BTreeMap<BlockKey, BlockRow>,
+    ) -> Vec<Result<Option<Stored>, StoreError>> {
+        let read = |key| self.read(rows.get(key).copied()).map(|read| Ok(read?.stored())).boxed();
+        in_order(keys.iter().map(read).collect()).await
+    }
+
+    /// Those of the blocks that are stored, as the index says. Reads no objects.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn locate(&self, keys: &[BlockKey]) -> Result<BTreeMap<BlockKey, BlockRow>, StoreError> {
+        let rows = self.index.locate(keys.to_vec()).await?;
+        Ok(rows.into_iter().map(|row| (row.object.key, row)).collect())
+    }
+
+    /// Those of the blocks that pins have, also if they were lost.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn pinned(&self, keys: Vec<BlockKey>) -> Result<Vec<BlockKey>, StoreError> {
+        self.index.pinned(keys).await
+    }
+
+    /// At most so many of the lost blocks of a root's pin, in the order of their keys, after one.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn lost(
+        &self,
+        root: Cid,
+        after: Option<BlockKey>,
+        blocks_max: u32,
+    ) -> Result<Vec<LostBlock>, StoreError> {
+        self.index.lost(root, after, blocks_max).await
+    }
+
+    /// The roots of pins that lost blocks within the given time, whichever gateway has found it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn pins_with_losses(&self, within: Duration) -> Result<Vec<Cid>, StoreError> {
+        self.index.pins_with_losses(within).await
+    }
+
+    /// The keys of at most so many blocks of a slot, in their order, after one.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn keys_of_slot(
+        &self,
+        slot: u8,
+        which: Listed,
+        after: Option<BlockKey>,
+        keys_max: u32,
+    ) -> Result<Vec<BlockKey>, StoreError> {
+        let objects = self.index.objects_of_slot(slot, which, after, keys_max).await?;
+        Ok(objects.iter().map(|object| object.key).collect())
     }
 
     /// Counts blocks as used, so that they are evicted later.
@@ -373,7 +480,7 @@ impl SharedBlocks {
         self.index.pins(after, pins_max).await
     }
 
-    /// Amounts. Counts all blocks.
+    /// Amounts. Counts pins and pending objects, but not blocks.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -397,22 +504,61 @@ impl SharedBlocks {
         self.index.release_members(BATCH).await
     }
 
-    /// Evicts blocks that no pin has, until their objects have this size or there are none left. Returns their size, in
-    /// bytes. For one gateway at a time: each evicts as much as it is told to.
+    /// Evicts blocks that no pin has, until their objects have no more than this size together. Does nothing while
+    /// another gateway does the same. Returns what it has evicted.
     ///
     /// # Errors
     /// [`StoreError`]; some may have been evicted.
-    pub async fn evict(&self, bytes: u64) -> Result<u64, StoreError> {
-        let mut evicted = 0;
-        while evicted < bytes {
-            let batch = self.index.evict(BATCH).await?;
+    pub async fn evict(&self, cached_bytes_max: u64) -> Result<Evicted, StoreError> {
+        let mut evicted = Evicted::default();
+        loop {
+            let batch = self.index.evict(cached_bytes_max, BATCH).await?;
             if batch.is_empty() {
-                break;
+                return Ok(evicted);
             }
-            evicted += batch.iter().map(|EvictedObject { bytes, .. }| u64::from(*bytes)).sum::<u64>();
-            self.delete(batch.iter().map(|evicted| evicted.object).collect()).await?;
+            evicted += self.delete_evicted(batch).await?;
+        }
+    }
+
+    /// Deletes those of the blocks that no pin has.
+    ///
+    /// # Errors
+    /// [`StoreError`]; some may have been deleted.
+    pub async fn evict_unpinned(&self, keys: &[BlockKey]) -> Result<Evicted, StoreError> {
+        let mut evicted = Evicted::default();
+        for keys in keys.chunks(BATCH as usize) {
+            let batch = self.index.evict_blocks(keys.to_vec()).await?;
+            evicted += self.delete_evicted(batch).await?;
+            evicted.pinned += self.index.pinned(keys.to_vec()).await?.len() as u64;
         }
         Ok(evicted)
+    }
+
+    /// Deletes blocks, also those that pins have, which become partial. Returns their roots as well.
+    ///
+    /// # Errors
+    /// [`StoreError`]; some may have been deleted.
+    pub async fn evict_all(&self, keys: &[BlockKey]) -> Result<(Evicted, BTreeSet<Cid>), StoreError> {
+        let (mut evicted, mut partial) = (Evicted::default(), BTreeSet::new());
+        for keys in keys.chunks(BATCH as usize) {
+            evicted += self.delete_evicted(self.index.evict_blocks(keys.to_vec()).await?).await?;
+            let mut lost = Vec::new();
+            for BlockRow { object, bytes, .. } in self.index.locate(keys.to_vec()).await? {
+                if let Some(roots) = self.index.lose(object).await? {
+                    lost.push(EvictedObject { object, bytes });
+                    partial.extend(roots);
+                }
+            }
+            evicted += self.delete_evicted(lost).await?;
+        }
+        Ok((evicted, partial))
+    }
+
+    async fn delete_evicted(&self, objects: Vec<EvictedObject>) -> Result<Evicted, StoreError> {
+        let bytes = objects.iter().map(|evicted| u64::from(evicted.bytes)).sum();
+        let blocks = objects.len() as u64;
+        self.delete(objects.iter().map(|evicted| evicted.object).collect()).await?;
+        Ok(Evicted { blocks, bytes, pinned: 0 })
     }
 
     /// Deletes objects that gateways have left behind, at most a batch. Returns how many.
@@ -488,12 +634,17 @@ impl SharedBlocks {
         const PAGE: u32 = 4096;
         let (mut objects, mut after) = (BTreeSet::new(), None);
         loop {
-            let page = self.index.objects_of_slot(slot, after, PAGE).await?;
+            let page = self.index.objects_of_slot(slot, Listed::Stored, after, PAGE).await?;
             let Some(last) = page.last() else { return Ok(objects) };
             after = Some(last.key);
             objects.extend(page);
         }
     }
+}
+
+/// The result of each, some at the same time, in their order.
+async fn in_order<T>(requests: Vec<BoxFuture<'_, T>>) -> Vec<T> {
+    stream::iter(requests).buffered(CONCURRENCY).collect().await
 }
 
 /// The results of all, some at the same time, in their order.

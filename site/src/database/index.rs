@@ -13,8 +13,8 @@ use super::error::DatabaseError;
 use super::reconnecting::ReconnectingSession;
 use super::session::Session;
 use crate::blocks::{
-    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, IndexFigures, IndexIdentity, ObjectId, PinAttempt,
-    PinId, WrittenObject,
+    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, Form, IndexFigures, IndexIdentity, Listed, LostBlock,
+    ObjectId, PinAttempt, PinId, WrittenObject,
 };
 use cache::{PinState, PinSummary, StoreError};
 use content::{BlockKey, Cid};
@@ -38,7 +38,11 @@ struct Statements {
     locate: String,
     mark_used: String,
     lose: String,
+    pinned: String,
+    lost: String,
+    pins_with_losses: String,
     evict: String,
+    evict_blocks: String,
     sweep: String,
     remove_pending: String,
     register_orphans: String,
@@ -80,24 +84,24 @@ impl Statements {
             register: format!(
                 "INSERT INTO \"{schema}\".pending_object (generation, key) SELECT * FROM unnest($1::bigint[], $2::bytea[])"
             ),
-            // $1 to $4: the objects; $5: the pin.
+            // $1 to $5: the objects; $6: the pin.
             commit: format!(
                 "WITH alive AS ({alive}), written AS (
-                    SELECT given.* FROM unnest($1::bigint[], $2::bytea[], $3::integer[], $4::integer[])
-                        AS given (generation, key, bytes, block_bytes)
+                    SELECT given.* FROM unnest($1::bigint[], $2::bytea[], $3::integer[], $4::integer[], $5::integer[])
+                        AS given (generation, key, bytes, block_bytes, form)
                     JOIN \"{schema}\".pending_object AS pending USING (generation)
                     WHERE NOT pending.deleting AND pending.key = given.key
-                        AND ($5::bigint IS NULL OR EXISTS (SELECT FROM alive))
+                        AND ($6::bigint IS NULL OR EXISTS (SELECT FROM alive))
                     ORDER BY given.key FOR UPDATE OF pending
                 ), kept AS (
-                    INSERT INTO \"{schema}\".block AS stored (key, generation, bytes, block_bytes, slot, pinned)
-                    SELECT DISTINCT ON (key) key, generation, bytes, block_bytes, get_byte(key, length(key) - 1),
-                        $5::bigint IS NOT NULL
+                    INSERT INTO \"{schema}\".block AS stored (key, generation, bytes, block_bytes, form, slot, pinned)
+                    SELECT DISTINCT ON (key) key, generation, bytes, block_bytes, form,
+                        get_byte(key, length(key) - 1), $6::bigint IS NOT NULL
                     FROM written ORDER BY key
                     ON CONFLICT (key) DO UPDATE SET
                         generation = coalesce(stored.generation, excluded.generation),
                         bytes = CASE WHEN stored.generation IS NULL THEN excluded.bytes ELSE stored.bytes END,
-                        block_bytes = excluded.block_bytes,
+                        form = CASE WHEN stored.generation IS NULL THEN excluded.form ELSE stored.form END,
                         pinned = stored.pinned OR excluded.pinned
                     RETURNING key, generation, block_bytes
                 ), settled AS (
@@ -106,7 +110,7 @@ impl Statements {
                 ), added AS ({added}), counted AS ({counted})
                 SELECT EXISTS (SELECT FROM alive), kept.key, kept.generation
                 FROM (VALUES (1)) AS one LEFT JOIN kept ON true",
-                alive = alive("$5"),
+                alive = alive("$6"),
                 added = added("kept"),
                 counted = counted("kept"),
             ),
@@ -126,7 +130,8 @@ impl Statements {
                 counted = counted("held"),
             ),
             locate: format!(
-                "SELECT key, generation, bytes FROM \"{schema}\".block WHERE key = ANY($1) AND generation IS NOT NULL"
+                "SELECT key, generation, bytes, block_bytes, form FROM \"{schema}\".block
+                WHERE key = ANY($1) AND generation IS NOT NULL"
             ),
             // $2: the precision, so that a block that is used often is not written each time.
             mark_used: format!(
@@ -137,10 +142,22 @@ impl Statements {
                 ) UPDATE \"{schema}\".block SET used = clock_timestamp() FROM chosen WHERE block.key = chosen.key"
             ),
             lose: format!("SELECT \"{schema}\".lose_block($1, $2)"),
-            // A block that is about to become a member is locked, or pinned by the time that this has waited for it.
-            evict: format!(
+            pinned: format!("SELECT key FROM \"{schema}\".block WHERE key = ANY($1) AND pinned"),
+            lost: format!(
+                "SELECT key, block_bytes FROM \"{schema}\".member JOIN \"{schema}\".block USING (key)
+                WHERE member.pin = (SELECT id FROM \"{schema}\".pin WHERE root = $1 AND NOT removed AND NOT complete)
+                    AND member.key > $2 AND block.generation IS NULL
+                ORDER BY key LIMIT $3"
+            ),
+            pins_with_losses: format!(
+                "SELECT root FROM \"{schema}\".pin
+                WHERE NOT removed AND lost_at > clock_timestamp() - $1 * interval '1 millisecond'"
+            ),
+            evict: format!("SELECT * FROM \"{schema}\".evict_blocks($1, $2)"),
+            // A block that a pin gets meanwhile is pinned by the time that this has waited for it.
+            evict_blocks: format!(
                 "WITH chosen AS (
-                    SELECT key FROM \"{schema}\".block WHERE NOT pinned ORDER BY used LIMIT $1 FOR UPDATE SKIP LOCKED
+                    SELECT key FROM \"{schema}\".block WHERE key = ANY($1) AND NOT pinned ORDER BY key FOR UPDATE
                 ), gone AS (
                     DELETE FROM \"{schema}\".block USING chosen WHERE block.key = chosen.key
                     RETURNING block.key, block.generation, block.bytes
@@ -171,7 +188,8 @@ impl Statements {
                 ON CONFLICT DO NOTHING RETURNING key, generation"
             ),
             objects_of_slot: format!(
-                "SELECT key, generation FROM \"{schema}\".block WHERE slot = $1 AND key > $2 AND generation IS NOT NULL
+                "SELECT key, generation FROM \"{schema}\".block
+                WHERE slot = $1 AND key > $2 AND generation IS NOT NULL AND (pinned OR NOT $4)
                 ORDER BY key LIMIT $3"
             ),
             begin_pin: format!(
@@ -197,10 +215,13 @@ impl Statements {
             identity: format!("SELECT id, marked FROM \"{schema}\".site"),
             set_marked: format!("UPDATE \"{schema}\".site SET marked = true WHERE NOT marked"),
             figures: format!(
-                "SELECT count(*) FILTER (WHERE pinned), coalesce(sum(bytes) FILTER (WHERE pinned), 0)::bigint,
-                    count(*) FILTER (WHERE NOT pinned), coalesce(sum(bytes) FILTER (WHERE NOT pinned), 0)::bigint,
-                    (SELECT count(*) FROM \"{schema}\".pending_object)
-                FROM \"{schema}\".block WHERE generation IS NOT NULL"
+                "SELECT coalesce(sum(pinned_blocks), 0)::bigint, coalesce(sum(pinned_bytes), 0)::bigint,
+                    coalesce(sum(pinned_block_bytes), 0)::bigint,
+                    coalesce(sum(cached_blocks), 0)::bigint, coalesce(sum(cached_bytes), 0)::bigint,
+                    (SELECT count(*) FROM \"{schema}\".pending_object),
+                    (SELECT count(*) FROM \"{schema}\".pin WHERE NOT removed AND complete),
+                    (SELECT count(*) FROM \"{schema}\".pin WHERE NOT removed AND NOT complete)
+                FROM \"{schema}\".usage"
             ),
         }
     }
@@ -300,6 +321,14 @@ impl DatabaseIndex {
         Ok(Committed::Blocks(self.known(read.map_err(self.wrong())?)?))
     }
 
+    fn evicted(&self, rows: &[Row]) -> Result<Vec<EvictedObject>, DatabaseError> {
+        let read = rows.iter().map(|row| {
+            let bytes = of_int4(row.try_get(2)?);
+            Ok(object(row, 0)?.map(|object| EvictedObject { object, bytes }))
+        });
+        self.known(read.collect::<Result<Vec<_>, _>>().map_err(self.wrong())?)
+    }
+
     fn summaries(&self, rows: &[Row]) -> Result<Vec<PinSummary>, DatabaseError> {
         let read = rows.iter().map(summary).collect::<Result<Vec<_>, _>>().map_err(self.wrong())?;
         self.known(read)
@@ -313,11 +342,19 @@ impl DatabaseIndex {
         let objects: Vec<ObjectId> = written.iter().map(|written| written.object).collect();
         let columns = Columns::of(&objects);
         let bytes: Vec<i32> = written.iter().map(|written| to_int4(written.bytes)).collect();
-        let block_bytes: Vec<i32> = written.iter().map(|written| to_int4(written.block_bytes)).collect();
+        let forms = written.iter().map(|written| Form::of(written.shape));
+        let (block_bytes, forms): (Vec<i32>, Vec<i32>) =
+            forms.map(|form| (to_int4(form.block_bytes), to_int4(form.number))).unzip();
         let id = pin.map(u64::cast_signed);
         let [generations, keys] = columns.parameters();
-        let parameters =
-            [generations, keys, (&bytes, Type::INT4_ARRAY), (&block_bytes, Type::INT4_ARRAY), (&id, Type::INT8)];
+        let parameters = [
+            generations,
+            keys,
+            (&bytes, Type::INT4_ARRAY),
+            (&block_bytes, Type::INT4_ARRAY),
+            (&forms, Type::INT4_ARRAY),
+            (&id, Type::INT8),
+        ];
         self.committed(&self.change(&self.statements.commit, &parameters).await?, pin)
     }
 
@@ -355,15 +392,18 @@ impl DatabaseIndex {
     }
 
     async fn amounts(&self) -> Result<IndexFigures, DatabaseError> {
-        let rows = self.upkeep(&self.statements.figures, &[]).await?;
+        let rows = self.look_up(&self.statements.figures, &[]).await?;
         let Some(row) = rows.first() else { return Ok(IndexFigures::default()) };
         let number = |column| row.try_get::<_, i64>(column).map(i64::cast_unsigned).map_err(self.wrong());
         Ok(IndexFigures {
             pinned_blocks: number(0)?,
             pinned_bytes: number(1)?,
-            cached_blocks: number(2)?,
-            cached_bytes: number(3)?,
-            pending_objects: number(4)?,
+            pinned_block_bytes: number(2)?,
+            cached_blocks: number(3)?,
+            cached_bytes: number(4)?,
+            pending_objects: number(5)?,
+            pins: number(6)?,
+            partial_pins: number(7)?,
         })
     }
 }
@@ -395,8 +435,9 @@ impl BlockIndex for DatabaseIndex {
         async move {
             let rows = self.look_up(&self.statements.locate, &[(&to_bytea(&keys), Type::BYTEA_ARRAY)]).await?;
             let read = rows.iter().map(|row| {
-                let bytes = of_int4(row.try_get(2)?);
-                Ok(object(row, 0)?.map(|object| BlockRow { object, bytes }))
+                let number = |column| row.try_get(column).map(of_int4);
+                let (bytes, form) = (number(2)?, Form { block_bytes: number(3)?, number: number(4)? });
+                Ok(object(row, 0)?.map(|object| BlockRow { object, bytes, shape: form.shape(&object.key, bytes) }))
             });
             Ok(self.known(read.collect::<Result<Vec<_>, _>>().map_err(self.wrong())?)?)
         }
@@ -425,14 +466,58 @@ impl BlockIndex for DatabaseIndex {
         .boxed()
     }
 
-    fn evict(&self, blocks_max: u32) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>> {
+    fn pinned(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<BlockKey>, StoreError>> {
         async move {
-            let rows = self.upkeep(&self.statements.evict, &[(&i64::from(blocks_max), Type::INT8)]).await?;
+            let rows = self.look_up(&self.statements.pinned, &[(&to_bytea(&keys), Type::BYTEA_ARRAY)]).await?;
+            let read = rows.iter().map(|row| Ok(BlockKey::from_bytes(row.try_get(0)?)));
+            Ok(self.known(read.collect::<Result<Vec<_>, _>>().map_err(self.wrong())?)?)
+        }
+        .boxed()
+    }
+
+    fn lost(
+        &self,
+        root: Cid,
+        after: Option<BlockKey>,
+        blocks_max: u32,
+    ) -> BoxFuture<'_, Result<Vec<LostBlock>, StoreError>> {
+        async move {
+            let (root, max) = (root.to_bytes(), i64::from(blocks_max));
+            let after = after.map(|key| key.to_bytes()).unwrap_or_default();
+            let parameters: [Parameter<'_>; 3] = [(&root, Type::BYTEA), (&after, Type::BYTEA), (&max, Type::INT8)];
+            let rows = self.upkeep(&self.statements.lost, &parameters).await?;
             let read = rows.iter().map(|row| {
-                let bytes = of_int4(row.try_get(2)?);
-                Ok(object(row, 0)?.map(|object| EvictedObject { object, bytes }))
+                let block_bytes = of_int4(row.try_get(1)?);
+                Ok(BlockKey::from_bytes(row.try_get(0)?).map(|key| LostBlock { key, block_bytes }))
             });
             Ok(self.known(read.collect::<Result<Vec<_>, _>>().map_err(self.wrong())?)?)
+        }
+        .boxed()
+    }
+
+    fn pins_with_losses(&self, within: Duration) -> BoxFuture<'_, Result<Vec<Cid>, StoreError>> {
+        async move {
+            let parameters: [Parameter<'_>; 1] = [(&milliseconds(within), Type::FLOAT8)];
+            let rows = self.look_up(&self.statements.pins_with_losses, &parameters).await?;
+            let read = rows.iter().map(|row| Ok(Cid::try_from(row.try_get::<_, &[u8]>(0)?).ok()));
+            Ok(self.known(read.collect::<Result<Vec<_>, _>>().map_err(self.wrong())?)?)
+        }
+        .boxed()
+    }
+
+    fn evict(&self, cached_bytes_max: u64, blocks_max: u32) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>> {
+        async move {
+            let bytes_max = i64::try_from(cached_bytes_max).unwrap_or(i64::MAX);
+            let parameters: [Parameter<'_>; 2] = [(&bytes_max, Type::INT8), (&i64::from(blocks_max), Type::INT8)];
+            Ok(self.evicted(&self.upkeep(&self.statements.evict, &parameters).await?)?)
+        }
+        .boxed()
+    }
+
+    fn evict_blocks(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>> {
+        async move {
+            let parameters: [Parameter<'_>; 1] = [(&to_bytea(&keys), Type::BYTEA_ARRAY)];
+            Ok(self.evicted(&self.change(&self.statements.evict_blocks, &parameters).await?)?)
         }
         .boxed()
     }
@@ -466,13 +551,15 @@ impl BlockIndex for DatabaseIndex {
     fn objects_of_slot(
         &self,
         slot: u8,
+        which: Listed,
         after: Option<BlockKey>,
         objects_max: u32,
     ) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>> {
         async move {
             let after = after.map(|key| key.to_bytes()).unwrap_or_default();
-            let (slot, max) = (i16::from(slot), i64::from(objects_max));
-            let parameters: [Parameter<'_>; 3] = [(&slot, Type::INT2), (&after, Type::BYTEA), (&max, Type::INT8)];
+            let (slot, max, pinned_only) = (i16::from(slot), i64::from(objects_max), which == Listed::Pinned);
+            let parameters: [Parameter<'_>; 4] =
+                [(&slot, Type::INT2), (&after, Type::BYTEA), (&max, Type::INT8), (&pinned_only, Type::BOOL)];
             Ok(self.objects(&self.upkeep(&self.statements.objects_of_slot, &parameters).await?)?)
         }
         .boxed()

@@ -10,6 +10,7 @@
 //! | `site` | what tells these tables from others of the same name, and whether the storage is marked with it (one row) |
 //! | `block` | each block in the shared storage, or that a pin has: the generation and size of its object |
 //! | `pending_object` | each object that may be in the storage, and that no block refers to |
+//! | `usage` | changes of the amounts of blocks, of which the sum is what there is |
 //! | `pin` | each pin of blocks: its root, and whether it is complete |
 //! | `member` | each block of each pin |
 
@@ -59,6 +60,7 @@ const MIGRATIONS: [&str; 2] = [
         created timestamptz NOT NULL DEFAULT clock_timestamp(),
         complete boolean NOT NULL DEFAULT false,
         losses bigint NOT NULL DEFAULT 0,
+        lost_at timestamptz,
         blocks bigint NOT NULL DEFAULT 0,
         bytes bigint NOT NULL DEFAULT 0,
         packed bytea,
@@ -68,6 +70,7 @@ const MIGRATIONS: [&str; 2] = [
     ) WITH (fillfactor = 50);
     CREATE UNIQUE INDEX pin_root ON pin (root) WHERE NOT removed;
     CREATE INDEX pin_removed ON pin (id) WHERE removed;
+    CREATE INDEX pin_lost ON pin (lost_at) WHERE lost_at IS NOT NULL AND NOT removed;
     -- A block with members always has a row, without a generation if the block was lost: the row is what transactions
     -- that concern the block wait for.
     CREATE TABLE block (
@@ -75,6 +78,7 @@ const MIGRATIONS: [&str; 2] = [
         generation bigint,
         bytes integer NOT NULL,
         block_bytes integer NOT NULL,
+        form integer NOT NULL,
         slot smallint NOT NULL,
         pinned boolean NOT NULL,
         used timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -90,6 +94,60 @@ const MIGRATIONS: [&str; 2] = [
         since timestamptz NOT NULL DEFAULT clock_timestamp()
     );
     CREATE INDEX pending_object_since ON pending_object (since);
+    -- What a statement changes is a row of its own, so that transactions do not wait for each other because of it.
+    CREATE TABLE usage (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        pinned_blocks bigint NOT NULL,
+        pinned_bytes bigint NOT NULL,
+        pinned_block_bytes bigint NOT NULL,
+        cached_blocks bigint NOT NULL,
+        cached_bytes bigint NOT NULL
+    );
+    CREATE FUNCTION count_new_blocks() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        INSERT INTO usage (pinned_blocks, pinned_bytes, pinned_block_bytes, cached_blocks, cached_bytes)
+        SELECT count(*) FILTER (WHERE pinned), coalesce(sum(bytes) FILTER (WHERE pinned), 0),
+            coalesce(sum(block_bytes) FILTER (WHERE pinned), 0),
+            count(*) FILTER (WHERE NOT pinned), coalesce(sum(bytes) FILTER (WHERE NOT pinned), 0)
+        FROM new_rows WHERE generation IS NOT NULL HAVING count(*) > 0;
+        RETURN NULL;
+    END
+    $$;
+    CREATE FUNCTION count_old_blocks() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        INSERT INTO usage (pinned_blocks, pinned_bytes, pinned_block_bytes, cached_blocks, cached_bytes)
+        SELECT -count(*) FILTER (WHERE pinned), -coalesce(sum(bytes) FILTER (WHERE pinned), 0),
+            -coalesce(sum(block_bytes) FILTER (WHERE pinned), 0),
+            -count(*) FILTER (WHERE NOT pinned), -coalesce(sum(bytes) FILTER (WHERE NOT pinned), 0)
+        FROM old_rows WHERE generation IS NOT NULL HAVING count(*) > 0;
+        RETURN NULL;
+    END
+    $$;
+    -- A block that is used changes no amount.
+    CREATE FUNCTION count_changed_blocks() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        INSERT INTO usage (pinned_blocks, pinned_bytes, pinned_block_bytes, cached_blocks, cached_bytes)
+        SELECT * FROM (
+            SELECT coalesce(sum(sign) FILTER (WHERE pinned), 0) AS a,
+                coalesce(sum(sign * bytes) FILTER (WHERE pinned), 0) AS b,
+                coalesce(sum(sign * block_bytes) FILTER (WHERE pinned), 0) AS c,
+                coalesce(sum(sign) FILTER (WHERE NOT pinned), 0) AS d,
+                coalesce(sum(sign * bytes) FILTER (WHERE NOT pinned), 0) AS e
+            FROM (
+                SELECT 1::bigint AS sign, pinned, bytes, block_bytes FROM new_rows WHERE generation IS NOT NULL
+                UNION ALL
+                SELECT -1, pinned, bytes, block_bytes FROM old_rows WHERE generation IS NOT NULL
+            ) AS signed
+        ) AS changed WHERE (a, b, c, d, e) <> (0, 0, 0, 0, 0);
+        RETURN NULL;
+    END
+    $$;
+    CREATE TRIGGER count_inserted AFTER INSERT ON block REFERENCING NEW TABLE AS new_rows
+        FOR EACH STATEMENT EXECUTE FUNCTION count_new_blocks();
+    CREATE TRIGGER count_deleted AFTER DELETE ON block REFERENCING OLD TABLE AS old_rows
+        FOR EACH STATEMENT EXECUTE FUNCTION count_old_blocks();
+    CREATE TRIGGER count_updated AFTER UPDATE ON block REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
+        FOR EACH STATEMENT EXECUTE FUNCTION count_changed_blocks();
 
     -- The statements of these functions rely on seeing what was committed before each of them.
     CREATE FUNCTION require_read_committed() RETURNS void LANGUAGE plpgsql AS $$
@@ -117,10 +175,42 @@ const MIGRATIONS: [&str; 2] = [
         INSERT INTO pending_object (generation, key, deleting) VALUES (lost_generation, lost_key, true);
         -- It sees the members that were added before the row was locked.
         WITH partial AS (
-            UPDATE pin SET losses = losses + 1, complete = false
+            UPDATE pin SET losses = losses + 1, complete = false, lost_at = clock_timestamp()
             WHERE NOT removed AND id IN (SELECT member.pin FROM member WHERE key = lost_key) RETURNING root
         ) SELECT array_agg(root) INTO roots FROM partial;
         RETURN coalesce(roots, '{}');
+    END
+    $$;
+
+    -- One at a time, so that no more is evicted than is necessary; others return nothing.
+    CREATE FUNCTION evict_blocks(cached_bytes_max bigint, blocks_max bigint)
+    RETURNS TABLE (evicted_key bytea, evicted_generation bigint, evicted_bytes integer)
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    DECLARE
+        excess bigint;
+    BEGIN
+        PERFORM require_read_committed();
+        IF NOT pg_try_advisory_xact_lock(hashtext(current_schema()), 1) THEN
+            RETURN;
+        END IF;
+        WITH merged AS (DELETE FROM usage RETURNING *)
+        INSERT INTO usage (pinned_blocks, pinned_bytes, pinned_block_bytes, cached_blocks, cached_bytes)
+            SELECT sum(pinned_blocks), sum(pinned_bytes), sum(pinned_block_bytes), sum(cached_blocks), sum(cached_bytes)
+            FROM merged HAVING count(*) > 0;
+        SELECT coalesce(sum(cached_bytes), 0) - cached_bytes_max INTO excess FROM usage;
+        -- A block that is about to become a member is locked, or pinned by the time that this has waited for it.
+        RETURN QUERY WITH oldest AS (
+            SELECT key, bytes, used FROM block WHERE NOT pinned AND excess > 0
+            ORDER BY used LIMIT blocks_max FOR UPDATE SKIP LOCKED
+        ), summed AS (
+            SELECT key, sum(bytes) OVER (ORDER BY used, key) - bytes AS bytes_before FROM oldest
+        ), gone AS (
+            DELETE FROM block USING summed WHERE block.key = summed.key AND summed.bytes_before < excess
+            RETURNING block.key, block.generation, block.bytes
+        ), pending AS (
+            INSERT INTO pending_object (generation, key, deleting) SELECT generation, key, true FROM gone
+        )
+        SELECT key, generation, bytes FROM gone;
     END
     $$;
 

@@ -7,7 +7,7 @@ use content::stored::{CompressionOptions, Encoder};
 use content::{Block, BlockKey, Cid, codec, hashes};
 use futures::StreamExt as _;
 use objects::{Objects, StoreOptions};
-use site::blocks::{BlockIndex, ObjectId, SharedBlock, SharedBlocks, index_suite};
+use site::blocks::{BlockIndex, Listed, ObjectId, SharedBlock, SharedBlocks, index_suite};
 use site::database::{Database, DatabaseIndex, IndexOptions};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ const CHANGES: usize = 40;
 const BLOCKS: u64 = 12;
 const DAG_BLOCKS: u64 = 4;
 
-fn index(server: &Postgres, site: &str) -> Arc<dyn BlockIndex> {
+pub fn index(server: &Postgres, site: &str) -> Arc<dyn BlockIndex> {
     let database = Database::new(&server.options(site)).expect("the settings are valid");
     Arc::new(DatabaseIndex::new(database, IndexOptions { used_precision: Duration::ZERO }))
 }
 
-fn folder(dir: &TempDir) -> Arc<dyn Objects> {
+pub fn folder(dir: &TempDir) -> Arc<dyn Objects> {
     let url = format!("file://{}", dir.path().display());
     objects::open(&url, &StoreOptions::default()).expect("opens")
 }
@@ -81,7 +81,7 @@ async fn objects_in(objects: &dyn Objects) -> BTreeSet<ObjectId> {
 async fn objects_of(index: &dyn BlockIndex) -> BTreeSet<ObjectId> {
     let mut objects = BTreeSet::new();
     for slot in 0..=u8::MAX {
-        objects.extend(index.objects_of_slot(slot, None, 1000).await.expect("is read"));
+        objects.extend(index.objects_of_slot(slot, Listed::Stored, None, 1000).await.expect("is read"));
     }
     objects
 }
@@ -133,7 +133,8 @@ async fn work(shared: SharedBlocks, gateway: usize, changes: usize, pinned: Arc<
             3 => _ = shared.remove_pin(dag(number)[0].0).await,
             4 => while let Ok(true) = shared.release_members().await {},
             5 => _ = has_all(&shared, number).await,
-            6 => _ = shared.evict(1).await,
+            6 if gateway.is_multiple_of(2) => _ = shared.evict(0).await,
+            6 => _ = shared.evict_unpinned(&[block(number).1.key]).await,
             7 => _ = shared.put(vec![block(number).1], None).await,
             _ if gateway.is_multiple_of(2) => _ = shared.sweep().await,
             _ => _ = shared.reconcile(slot_of(number), u64::MAX).await,
@@ -174,7 +175,7 @@ async fn check(site: &Site) {
         shared.remove_pin(dag(root)[0].0).await.expect("is removed");
     }
     while shared.release_members().await.expect("releases") {}
-    shared.evict(u64::MAX).await.expect("evicts");
+    shared.evict(0).await.expect("evicts");
     assert_eq!(objects_in(&*objects).await, BTreeSet::new(), "without pins nothing is left");
 }
 

@@ -8,6 +8,7 @@
 //! | [`failures`] | a server that is killed, that is away, that was replaced by a standby without its latest entries |
 //! | [`pins`] | pin services that share one list |
 //! | [`schema`] | tables of other releases, roles with few rights, several sites in one database |
+//! | [`store`] | the stores of gateways, each with a disk of its own |
 //! | [`tls`] | what a server has to prove |
 //! | [`waits`] | changes of the index of blocks that wait for each other |
 
@@ -17,6 +18,7 @@ mod contract;
 mod failures;
 mod pins;
 mod schema;
+mod store;
 mod support;
 mod tls;
 mod waits;

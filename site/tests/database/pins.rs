@@ -1,9 +1,8 @@
-//! Pin services that share a list of pins, as the gateways of a site do. They share a block store as well, which is that
-//! of one process here.
+//! Pin services that share a list of pins, as the gateways of a site do, and the storage of blocks.
 
-use crate::support::{Postgres, until};
+use crate::store;
+use crate::support::until;
 use bytes::Bytes;
-use cache::memory::{self, MemoryOptions};
 use cache::{BlockStore, Ram, StoreError, TierMetrics, Tiers};
 use content::{Block, BlockSource, Cid, DenyList, MemoryBlocks, Policy, SourceError, codec, hashes};
 use futures::future::{BoxFuture, FutureExt as _};
@@ -51,34 +50,35 @@ fn dag(name: &str, leaves: usize) -> Vec<Block> {
 
 /// What the services of a site have in common.
 struct Site {
-    server: Postgres,
+    site: store::Site,
+    /// A store of none of them.
     store: Arc<dyn BlockStore>,
     network: Arc<Network>,
 }
 
 impl Site {
     async fn new() -> Self {
-        let store = memory::open(&MemoryOptions::default()).expect("opens");
         let network = Network { blocks: MemoryBlocks::new(), asked: AtomicUsize::new(0) };
-        Self { server: Postgres::start().await, store, network: Arc::new(network) }
+        let site = store::Site::new().await;
+        Self { store: site.store().await, site, network: Arc::new(network) }
     }
 
     /// Starts a service with connections of its own.
     async fn start(&self) -> Arc<Pins> {
-        let log = Arc::new(self.server.open("pins").await);
-        let database = Database::new(&self.server.options("pins")).expect("the settings are valid");
+        let log = Arc::new(self.site.server.open("pins").await);
+        let database = Database::new(&self.site.server.options("pins")).expect("the settings are valid");
         let claims = DatabaseClaims::new(database, &ClaimOptions::default()).expect("has random numbers");
         let coordination = Coordination { log, claims: Arc::new(claims) };
         let policy: Arc<dyn Policy> = Arc::new(DenyList::default());
         let metrics = TierMetrics::register(&mut Registry::default());
-        let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(&self.store), Arc::clone(&policy), metrics);
+        let store = self.site.store().await;
+        let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(&store), Arc::clone(&policy), metrics);
         let network = Arc::clone(&self.network);
         let reach = PinNetwork {
             session: Box::new(move |_| Arc::new(Session(Arc::clone(&network)))),
             ..PinNetwork::local_only(&tiers, policy)
         };
         let metrics = PinMetrics::register(&mut Registry::default());
-        let store = Arc::clone(&self.store);
         Pins::start(PinOptions::default(), coordination, store, reach, metrics).await.expect("starts")
     }
 
@@ -137,7 +137,7 @@ async fn without_the_database_pins_are_shown_and_cannot_be_changed() {
     for member in &members {
         is_pinned(member, &request.id).await;
     }
-    site.server.stop();
+    site.site.server.stop();
     let unavailable = |result: Result<(), PinsError>| {
         assert!(matches!(result, Err(PinsError::Store(StoreError::Unavailable { .. }))), "{result:?}");
     };
@@ -146,7 +146,7 @@ async fn without_the_database_pins_are_shown_and_cannot_be_changed() {
     for member in &members {
         is_pinned(member, &request.id).await;
     }
-    site.server.restart().await;
+    site.site.server.restart().await;
     until("changes are accepted again", async || members[1].remove(OWNER, &request.id).await.is_ok()).await;
     until("the other one learns of it", async || members[0].get(OWNER, &request.id).is_none()).await;
     until("the pin is removed", async || site.pinned().await.is_empty()).await;

@@ -4,6 +4,7 @@
 use crate::support::{Postgres, until};
 use cache::PinState;
 use content::BlockKey;
+use content::stored::Shape;
 use futures::future::BoxFuture;
 use site::blocks::{BlockIndex, Committed, FinishedPin, ObjectId, PinAttempt, WrittenObject, index_suite};
 use site::database::{Database, DatabaseIndex, IndexOptions};
@@ -83,7 +84,7 @@ impl<'a> World<'a> {
             self.schema
         );
         assert_eq!(self.server.sql(&wrong).await.expect("is asked"), ["0"]);
-        let evicted = self.index().evict(10).await.expect("evicts");
+        let evicted = self.index().evict(0, 10).await.expect("evicts");
         assert_eq!(evicted.len(), usize::from(is_stored && !is_pinned), "{evicted:?}");
     }
 }
@@ -97,7 +98,7 @@ fn object(generation: u64) -> ObjectId {
 }
 
 fn written(generation: u64) -> WrittenObject {
-    WrittenObject { object: object(generation), bytes: 10, block_bytes: 10 }
+    WrittenObject { object: object(generation), bytes: 100, shape: Shape::Raw { block_bytes: 10 } }
 }
 
 macro_rules! change {
@@ -216,7 +217,7 @@ async fn a_block_is_evicted_or_becomes_a_member(server: &Postgres) {
     let id = pin.id;
     let adding = world.start(1, 1, change!(index => index.add_members(vec![key()], id))).await;
     // It does not wait, and finds nothing.
-    assert_eq!(world.gateways[2].evict(10).await.expect("evicts"), Vec::new());
+    assert_eq!(world.gateways[2].evict(0, 10).await.expect("evicts"), Vec::new());
     world.release().await;
     assert_eq!(adding.await.expect("runs"), Committed::Blocks(vec![object(1)]));
     world.check(true, true).await;
@@ -227,7 +228,7 @@ async fn an_object_is_swept_or_committed(server: &Postgres) {
     let world = World::new(server, "5").await;
     world.store(1, None).await;
     world.index().register(vec![object(2)]).await.expect("registers");
-    assert_eq!(world.index().evict(10).await.expect("evicts").len(), 1);
+    assert_eq!(world.index().evict(0, 10).await.expect("evicts").len(), 1);
     let held = format!("BEGIN; SELECT FROM {}.pending_object WHERE NOT deleting FOR UPDATE", world.schema);
     world.holder.batch_execute(&held).await.expect("is held");
     let storing = world.start(1, 1, change!(index => index.commit(vec![written(2)], None))).await;

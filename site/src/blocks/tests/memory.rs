@@ -1,8 +1,8 @@
 //! An index and a storage in memory, which carry out requests when and as the test says.
 
 use crate::blocks::{
-    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, IndexFigures, IndexIdentity, ObjectId, PinAttempt,
-    PinId, WrittenObject,
+    BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, Form, IndexFigures, IndexIdentity, Listed, LostBlock,
+    ObjectId, PinAttempt, PinId, WrittenObject,
 };
 use bytes::Bytes;
 use cache::{PinState, PinSummary, StoreError};
@@ -116,7 +116,7 @@ pub struct Row {
     /// Whether a pin has it. Kept as the tables do, and not computed from the members.
     pub pinned: bool,
     bytes: u32,
-    block_bytes: u32,
+    form: Form,
     used: u64,
 }
 
@@ -127,6 +127,8 @@ pub struct Pin {
     pub complete: bool,
     pub removed: bool,
     losses: u64,
+    /// Whether it has lost blocks lately, which is until a test says otherwise.
+    lost_lately: bool,
     blocks: u64,
     bytes: u64,
 }
@@ -163,7 +165,7 @@ impl State {
     fn add_member(&mut self, id: PinId, key: BlockKey) {
         let row = self.blocks.get_mut(&key).expect("has a row");
         row.pinned = true;
-        let block_bytes = row.block_bytes;
+        let block_bytes = row.form.block_bytes;
         if self.members.insert((id, key)) {
             let pin = self.pins.get_mut(&id).expect("is alive");
             pin.blocks += 1;
@@ -176,15 +178,16 @@ impl State {
             return Committed::PinRemoved;
         }
         let mut objects = Vec::new();
-        for WrittenObject { object: ObjectId { key, generation }, bytes, block_bytes } in written {
+        for WrittenObject { object: ObjectId { key, generation }, bytes, shape } in written {
             if self.pending.get(&generation) != Some(&(key, false)) {
                 continue;
             }
             let used = self.tick();
-            let new = Row { generation: None, pinned: false, bytes, block_bytes, used };
+            let form = Form::of(shape);
+            let new = Row { generation: None, pinned: false, bytes, form, used };
             let row = self.blocks.entry(key).or_insert(new);
             if row.generation.is_none() {
-                (row.generation, row.bytes) = (Some(generation), bytes);
+                (row.generation, row.bytes, row.form) = (Some(generation), bytes, form);
                 self.pending.remove(&generation);
             }
             let current = row.generation.unwrap_or(generation);
@@ -216,21 +219,34 @@ impl State {
         let pins = self.pins.iter_mut().filter(|(id, pin)| !pin.removed && having(id));
         let lost = |(_, pin): (&PinId, &mut Pin)| {
             pin.losses += 1;
+            pin.lost_lately = true;
             pin.complete = false;
             pin.root
         };
         Some(pins.map(lost).collect())
     }
 
-    fn evict(&mut self, max: usize) -> Vec<EvictedObject> {
+    fn evict(&mut self, cached_bytes_max: u64, max: usize) -> Vec<EvictedObject> {
+        let mut excess = self.figures().cached_bytes.saturating_sub(cached_bytes_max);
         let mut cached: Vec<_> = self.blocks.iter().filter(|(_, row)| !row.pinned).collect();
         cached.sort_by_key(|(_, row)| row.used);
-        cached.truncate(max);
-        let object = |(key, row): &(&BlockKey, &Row)| {
-            let generation = row.generation.expect("only pinned blocks are lost and have a row");
-            EvictedObject { object: ObjectId { key: **key, generation }, bytes: row.bytes }
+        let is_too_much = |(_, row): &(&BlockKey, &Row)| {
+            let before = excess;
+            excess = excess.saturating_sub(row.bytes.into());
+            before > 0
         };
-        let evicted: Vec<EvictedObject> = cached.iter().map(object).collect();
+        let keys: Vec<BlockKey> = cached.into_iter().take(max).take_while(is_too_much).map(|(key, _)| *key).collect();
+        self.evict_blocks(&keys)
+    }
+
+    fn evict_blocks(&mut self, keys: &[BlockKey]) -> Vec<EvictedObject> {
+        let keys: BTreeSet<&BlockKey> = keys.iter().collect();
+        let unpinned = keys.into_iter().filter_map(|key| {
+            let row = self.blocks.get(key).filter(|row| !row.pinned)?;
+            let generation = row.generation.expect("only pinned blocks are lost and have a row");
+            Some(EvictedObject { object: ObjectId { key: *key, generation }, bytes: row.bytes })
+        });
+        let evicted: Vec<EvictedObject> = unpinned.collect();
         for EvictedObject { object, .. } in &evicted {
             self.blocks.remove(&object.key);
             self.pending.insert(object.generation, (object.key, true));
@@ -266,7 +282,16 @@ impl State {
             None => {
                 // Also above all removed ones.
                 let id = self.tick() << 8;
-                let pin = Pin { root, name, complete: false, removed: false, losses: 0, blocks: 0, bytes: 0 };
+                let pin = Pin {
+                    root,
+                    name,
+                    complete: false,
+                    removed: false,
+                    losses: 0,
+                    lost_lately: false,
+                    blocks: 0,
+                    bytes: 0,
+                };
                 self.pins.insert(id, pin);
                 (id, 0)
             }
@@ -318,6 +343,9 @@ impl State {
 
     fn figures(&self) -> IndexFigures {
         let mut figures = IndexFigures { pending_objects: self.pending.len() as u64, ..IndexFigures::default() };
+        for pin in self.pins.values().filter(|pin| !pin.removed) {
+            *if pin.complete { &mut figures.pins } else { &mut figures.partial_pins } += 1;
+        }
         for row in self.blocks.values().filter(|row| row.generation.is_some()) {
             let (blocks, bytes) = match row.pinned {
                 true => (&mut figures.pinned_blocks, &mut figures.pinned_bytes),
@@ -325,6 +353,7 @@ impl State {
             };
             *blocks += 1;
             *bytes += u64::from(row.bytes);
+            figures.pinned_block_bytes += if row.pinned { u64::from(row.form.block_bytes) } else { 0 };
         }
         figures
     }
@@ -372,7 +401,10 @@ impl BlockIndex for SimulatedIndex {
     fn locate(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<BlockRow>, StoreError>> {
         self.ask(move |state| {
             let keys: BTreeSet<_> = keys.iter().collect();
-            let row = |key| Some(BlockRow { object: state.object(key)?, bytes: state.blocks[key].bytes });
+            let row = |key| {
+                let Row { bytes, form, .. } = *state.blocks.get(key)?;
+                Some(BlockRow { object: state.object(key)?, bytes, shape: form.shape(key, bytes) })
+            };
             keys.into_iter().filter_map(row).collect()
         })
     }
@@ -392,8 +424,47 @@ impl BlockIndex for SimulatedIndex {
         self.ask(move |state| state.lose(object))
     }
 
-    fn evict(&self, blocks_max: u32) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>> {
-        self.ask(move |state| state.evict(at_most(blocks_max)))
+    fn pinned(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<BlockKey>, StoreError>> {
+        self.ask(move |state| {
+            let keys: BTreeSet<_> = keys.into_iter().collect();
+            keys.into_iter().filter(|key| state.blocks.get(key).is_some_and(|row| row.pinned)).collect()
+        })
+    }
+
+    fn lost(
+        &self,
+        root: Cid,
+        after: Option<BlockKey>,
+        blocks_max: u32,
+    ) -> BoxFuture<'_, Result<Vec<LostBlock>, StoreError>> {
+        self.ask(move |state| {
+            let pin = state.pins.iter().find(|(_, pin)| pin.root == root && !pin.removed);
+            let Some((id, _)) = pin else { return Vec::new() };
+            let following = |key: &BlockKey| after.is_none_or(|after| key.to_bytes() > after.to_bytes());
+            let lost = state.members.iter().filter(|(pin, key)| pin == id && following(key)).filter_map(|(_, key)| {
+                let row = state.blocks.get(key).filter(|row| row.generation.is_none())?;
+                Some(LostBlock { key: *key, block_bytes: row.form.block_bytes })
+            });
+            let mut lost: Vec<LostBlock> = lost.collect();
+            lost.sort_by_key(|lost| lost.key.to_bytes());
+            lost.truncate(at_most(blocks_max));
+            lost
+        })
+    }
+
+    fn pins_with_losses(&self, within: Duration) -> BoxFuture<'_, Result<Vec<Cid>, StoreError>> {
+        self.ask(move |state| {
+            let pins = state.pins.values().filter(|pin| !pin.removed && pin.lost_lately && !within.is_zero());
+            pins.map(|pin| pin.root).collect()
+        })
+    }
+
+    fn evict(&self, cached_bytes_max: u64, blocks_max: u32) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>> {
+        self.ask(move |state| state.evict(cached_bytes_max, at_most(blocks_max)))
+    }
+
+    fn evict_blocks(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<EvictedObject>, StoreError>> {
+        self.ask(move |state| state.evict_blocks(&keys))
     }
 
     fn sweep(&self, age: Duration, objects_max: u32) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>> {
@@ -411,11 +482,13 @@ impl BlockIndex for SimulatedIndex {
     fn objects_of_slot(
         &self,
         slot: u8,
+        which: Listed,
         after: Option<BlockKey>,
         objects_max: u32,
     ) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>> {
         self.ask(move |state| {
-            let objects = state.blocks.keys().filter_map(|key| state.object(key));
+            let is_listed = |(_, row): &(&BlockKey, &Row)| which == Listed::Stored || row.pinned;
+            let objects = state.blocks.iter().filter(is_listed).map(|(key, _)| key).filter_map(|key| state.object(key));
             let following = |object: &ObjectId| {
                 object.slot() == slot && after.is_none_or(|after| object.key.to_bytes() > after.to_bytes())
             };

@@ -1,0 +1,341 @@
+//! [`Writer`]: writes blocks to the shared storage in batches, beside those who put them.
+//!
+//! Goals: batches are as large as the storage is slow: what arrives while a batch of a pin is written is its next one;
+//! memory is bounded in bytes, and cached blocks never delay those of pins; a pin is completed only after every member
+//! of it was written.
+//!
+//! Non-goals: whether a block is stored, and in which steps it becomes so ([`SharedBlocks`]).
+
+use crate::blocks::{PinAttempt as SharedPin, SharedBlock, SharedBlocks};
+use cache::pins::{MemberFailure, PinAttempt};
+use cache::{BlockStore, PinError, StoreError};
+use content::stored::{CompressionOptions, Encoder, Stored};
+use content::{Block, BlockKey, Cid, MAX_BLOCK_BYTES, SourceError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::{Id, JoinSet};
+
+/// The size of queued blocks, in bytes: of pins, and of those to be cached.
+const MEMBERS_BYTES_MAX: usize = 32 << 20;
+const CACHED_BYTES_MAX: usize = 16 << 20;
+/// What a queued block takes besides its bytes.
+const ITEM_BYTES: usize = 512;
+/// Blocks of a batch, and the size of those that are encoded and sent at the same time for it, in bytes.
+const BATCH_BLOCKS: usize = 256;
+const PART_BYTES: usize = 8 << 20;
+/// Batches that are written at the same time, each for another pin.
+const BATCHES: usize = 4;
+
+/// A block to be stored.
+#[derive(Debug)]
+pub(super) enum Item {
+    /// It is here.
+    Block(Block),
+    /// It is in the shared storage, or on the own disk.
+    Held(Cid),
+}
+
+impl Item {
+    fn key(&self) -> Option<BlockKey> {
+        BlockKey::of(match self {
+            Self::Block(block) => block.cid(),
+            Self::Held(cid) => cid,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        ITEM_BYTES
+            + match self {
+                Self::Block(block) => block.memory_bytes(),
+                Self::Held(_) => 0,
+            }
+    }
+}
+
+type Attempt = Option<Arc<PinAttempt>>;
+
+struct Queued {
+    item: Item,
+    _room: OwnedSemaphorePermit,
+}
+
+enum Command {
+    /// A block, as a member of a pin if one is given.
+    Put { attempt: Attempt, queued: Queued },
+    /// Replies when everything of the attempt has been written, or has failed.
+    Settle { attempt: Attempt, reply: oneshot::Sender<()> },
+    /// The replies of all that are being written.
+    SettleAll { reply: oneshot::Sender<Vec<oneshot::Receiver<()>>> },
+}
+
+/// The writer of a store. When it is dropped, what is queued is written if the runtime lasts.
+#[derive(Debug)]
+pub(super) struct Writer {
+    commands: mpsc::UnboundedSender<Command>,
+    members_room: Arc<Semaphore>,
+    cached_room: Arc<Semaphore>,
+}
+
+impl Writer {
+    /// Starts the task that writes.
+    pub(super) fn start(shared: SharedBlocks, disk: Arc<dyn BlockStore>, zstd: CompressionOptions) -> Self {
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let task = Task { target: Target { shared, disk, zstd }, batches: Vec::new(), running: JoinSet::new() };
+        tokio::spawn(task.run(receiver));
+        let room = |bytes| Arc::new(Semaphore::new(bytes));
+        Self { commands, members_room: room(MEMBERS_BYTES_MAX), cached_room: room(CACHED_BYTES_MAX) }
+    }
+
+    /// Queues a member of a pin, when there is room.
+    pub(super) async fn put_member(&self, item: Item, attempt: &Arc<PinAttempt>) -> Result<(), StoreError> {
+        let room = Arc::clone(&self.members_room).acquire_many_owned(permits(&item));
+        let queued = Queued { _room: room.await.map_err(|_| StoreError::Closed)?, item };
+        self.send(Command::Put { attempt: Some(Arc::clone(attempt)), queued })
+    }
+
+    /// Queues a block to be cached, if there is room.
+    pub(super) fn try_cache(&self, block: Block) -> Result<(), StoreError> {
+        let item = Item::Block(block);
+        let room = Arc::clone(&self.cached_room).try_acquire_many_owned(permits(&item));
+        let queued = Queued { _room: room.map_err(|_| StoreError::Busy)?, item };
+        self.send(Command::Put { attempt: None, queued })
+    }
+
+    /// Completes when every member of an attempt has been written, or has failed.
+    pub(super) async fn settled(&self, attempt: &Arc<PinAttempt>) -> Result<(), StoreError> {
+        let (reply, settled) = oneshot::channel();
+        self.send(Command::Settle { attempt: Some(Arc::clone(attempt)), reply })?;
+        settled.await.map_err(|_| StoreError::Closed)
+    }
+
+    /// Completes when everything that was put before has been written, or has failed.
+    pub(super) async fn written(&self) -> Result<(), StoreError> {
+        let (reply, all) = oneshot::channel();
+        self.send(Command::SettleAll { reply })?;
+        for settled in all.await.map_err(|_| StoreError::Closed)? {
+            settled.await.map_err(|_| StoreError::Closed)?;
+        }
+        Ok(())
+    }
+
+    /// Accepts nothing more.
+    pub(super) fn close(&self) {
+        self.members_room.close();
+        self.cached_room.close();
+    }
+
+    fn send(&self, command: Command) -> Result<(), StoreError> {
+        self.commands.send(command).map_err(|_| StoreError::Closed)
+    }
+}
+
+fn permits(item: &Item) -> u32 {
+    // A block fits into each of the queues.
+    const { assert!(2 * MAX_BLOCK_BYTES + ITEM_BYTES < CACHED_BYTES_MAX) }
+    u32::try_from(item.bytes().min(CACHED_BYTES_MAX)).unwrap_or(u32::MAX)
+}
+
+/// What is queued for one attempt, or to be cached.
+struct Batch {
+    attempt: Attempt,
+    items: Vec<Queued>,
+    /// The task that writes a part of it.
+    running: Option<Id>,
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+struct Task {
+    target: Target,
+    /// Those with items, or of which a batch is being written. There are as many as there are pins in progress.
+    batches: Vec<Batch>,
+    running: JoinSet<()>,
+}
+
+fn is_same(one: &Attempt, other: &Attempt) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+impl Task {
+    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        let mut is_open = true;
+        while is_open || !self.running.is_empty() {
+            tokio::select! {
+                command = commands.recv(), if is_open => match command {
+                    Some(command) => self.take(command),
+                    None => is_open = false,
+                },
+                Some(ended) = self.running.join_next_with_id(), if !self.running.is_empty() => match ended {
+                    Ok((id, ())) => self.end(id, None),
+                    Err(error) => self.end(error.id(), Some(StoreError::Closed)),
+                },
+            }
+            self.start_batches();
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Put { attempt, queued } => self.batch(attempt).items.push(queued),
+            Command::Settle { attempt, reply } => self.batch(attempt).waiting.push(reply),
+            Command::SettleAll { reply } => {
+                let settled = self.batches.iter_mut().map(|batch| {
+                    let (reply, settled) = oneshot::channel();
+                    batch.waiting.push(reply);
+                    settled
+                });
+                // The caller may have left.
+                _ = reply.send(settled.collect());
+            }
+        }
+    }
+
+    fn batch(&mut self, attempt: Attempt) -> &mut Batch {
+        let index = self.batches.iter().position(|batch| is_same(&batch.attempt, &attempt)).unwrap_or_else(|| {
+            self.batches.push(Batch { attempt, items: Vec::new(), running: None, waiting: Vec::new() });
+            self.batches.len() - 1
+        });
+        &mut self.batches[index]
+    }
+
+    /// A task has ended, or has panicked: then its pin is not completed.
+    fn end(&mut self, task: Id, failure: Option<StoreError>) {
+        for batch in self.batches.iter_mut().filter(|batch| batch.running == Some(task)) {
+            batch.running = None;
+            if let (Some(failure), Some(attempt)) = (&failure, &batch.attempt) {
+                attempt.fail(failure.clone().into());
+            }
+        }
+    }
+
+    /// Starts those that can be, and ends those of which nothing is left.
+    fn start_batches(&mut self) {
+        for batch in self.batches.iter_mut().filter(|batch| batch.running.is_none()) {
+            if batch.items.is_empty() {
+                batch.waiting.drain(..).for_each(|reply| _ = reply.send(()));
+            } else if self.running.len() < BATCHES {
+                let count = batch.items.len().min(BATCH_BLOCKS);
+                let items: Vec<Queued> = batch.items.drain(..count).collect();
+                let writing = self.target.clone().write_batch(batch.attempt.clone(), items);
+                batch.running = Some(self.running.spawn(writing).id());
+            }
+        }
+        self.batches.retain(|batch| batch.running.is_some() || !batch.items.is_empty());
+        // Those that have waited longest are the next ones.
+        self.batches.sort_by_key(|batch| batch.running.is_some());
+    }
+}
+
+/// Where blocks are written.
+#[derive(Clone)]
+struct Target {
+    shared: SharedBlocks,
+    disk: Arc<dyn BlockStore>,
+    zstd: CompressionOptions,
+}
+
+impl Target {
+    /// Writes a batch. Its attempt records a failure.
+    async fn write_batch(self, attempt: Attempt, items: Vec<Queued>) {
+        let written = match &attempt {
+            // A member has failed before.
+            Some(attempt) if attempt.check().is_err() => Ok(()),
+            _ => self.write(attempt.as_deref(), items).await,
+        };
+        match (written, &attempt) {
+            (Ok(()), _) => {}
+            (Err(failure), Some(attempt)) => attempt.fail(failure),
+            (Err(failure), None) => tracing::debug!(?failure, "blocks were not put into the site's storage"),
+        }
+    }
+
+    async fn write(&self, attempt: Option<&PinAttempt>, items: Vec<Queued>) -> Result<(), MemberFailure> {
+        let pin = attempt.and_then(shared_pin);
+        let keys: BTreeSet<BlockKey> = items.iter().filter_map(|queued| queued.item.key()).collect();
+        let keys = Vec::from_iter(keys);
+        let stored: BTreeSet<BlockKey> = match &pin {
+            Some(pin) => self.shared.add_members(keys, pin).await.map_err(failure)?.into_iter().collect(),
+            None => self.shared.locate(&keys).await?.into_keys().collect(),
+        };
+        let mut part = Part::default();
+        for queued in items {
+            // An identity CID has no key, and is not stored.
+            let Some(key) = queued.item.key().filter(|key| !stored.contains(key)) else { continue };
+            part.add(key, self.block(&queued.item).await?, queued);
+            if part.bytes >= PART_BYTES {
+                self.write_part(std::mem::take(&mut part), pin.as_ref()).await?;
+            }
+        }
+        self.write_part(part, pin.as_ref()).await
+    }
+
+    /// The block of an item that is not in the shared storage.
+    async fn block(&self, item: &Item) -> Result<Block, MemberFailure> {
+        match item {
+            Item::Block(block) => Ok(block.clone()),
+            Item::Held(cid) => self.disk.get(cid).await.map_err(|error| match error {
+                SourceError::NotFound { cid } => MemberFailure::Missing(cid),
+                SourceError::Closed => StoreError::Closed.into(),
+                error => StoreError::Io(error.to_string().into()).into(),
+            }),
+        }
+    }
+
+    async fn write_part(&self, part: Part, pin: Option<&SharedPin>) -> Result<(), MemberFailure> {
+        if part.blocks.is_empty() {
+            return Ok(());
+        }
+        let Part { blocks, queued, .. } = part;
+        let zstd = self.zstd;
+        let encoding = tokio::task::spawn_blocking(move || encode(&blocks, zstd));
+        let blocks = encoding.await.unwrap_or(Err(StoreError::Closed))?;
+        let written = self.shared.put_new(blocks, pin).await.map_err(failure);
+        drop(queued);
+        written
+    }
+}
+
+/// Blocks that are encoded and sent together.
+#[derive(Default)]
+struct Part {
+    blocks: Vec<(BlockKey, Block)>,
+    bytes: usize,
+    /// Their room in the queue.
+    queued: Vec<Queued>,
+}
+
+impl Part {
+    fn add(&mut self, key: BlockKey, block: Block, queued: Queued) {
+        self.bytes += block.memory_bytes();
+        self.blocks.push((key, block));
+        self.queued.push(queued);
+    }
+}
+
+/// The pin of an attempt in the site's index.
+pub(super) fn shared_pin(attempt: &PinAttempt) -> Option<SharedPin> {
+    Some(SharedPin { id: attempt.id(), root: *attempt.root()?, losses: attempt.losses() })
+}
+
+fn encode(blocks: &[(BlockKey, Block)], zstd: CompressionOptions) -> Result<Vec<SharedBlock>, StoreError> {
+    let mut encoder = Encoder::new(zstd).map_err(|error| StoreError::Io(error.to_string().into()))?;
+    let encoded = blocks.iter().map(|(key, block)| {
+        let (_, pieces) = encoder.encode_in_pieces(block);
+        let stored = Stored::read(pieces.concat().into());
+        Ok(SharedBlock { key: *key, stored: stored.map_err(|error| StoreError::Io(error.to_string().into()))? })
+    });
+    encoded.collect()
+}
+
+fn failure(error: PinError) -> MemberFailure {
+    match error {
+        PinError::Store(error) => MemberFailure::Store(error),
+        PinError::Removed { .. } => MemberFailure::Removed,
+        // No other one concerns members.
+        error => MemberFailure::Store(StoreError::Io(error.to_string().into())),
+    }
+}

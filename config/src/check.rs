@@ -2,6 +2,7 @@
 //! key.
 
 mod acme;
+mod site;
 
 use crate::caches::FrontCache;
 use crate::listen::ListenAddress;
@@ -40,6 +41,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     access_file_has_a_format(loaded)?;
     telemetry_is_valid(loaded)?;
     acme::check(loaded)?;
+    site::check(loaded)?;
     proxy_protocol_has_proxies(loaded)?;
     admin_is_not_exposed(loaded)
 }

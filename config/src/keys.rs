@@ -33,6 +33,7 @@ pub fn changed(before: &Config, after: &Config) -> Vec<String> {
     let secrets = [
         ("admin.token", before.admin.token != after.admin.token),
         ("telemetry.otlp_headers", before.telemetry.otlp_headers != after.telemetry.otlp_headers),
+        ("site.database", before.site.database != after.site.database),
     ];
     for (key, _) in secrets.into_iter().filter(|(_, differs)| *differs) {
         if !changed.iter().any(|known| known == key) {

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`schema`] | [`Config`]: the tree of settings and their defaults |
 //! | [`p2p`] | [`P2p`]: the settings of the peer-to-peer network |
+//! | [`site`] | [`Site`]: several gateways as one |
 //! | [`acme`] | certificates by ACME: names and challenges |
 //! | [`caches`] | caches in front of the gateway, and how they are purged |
 //! | [`size`] | sizes such as "1GiB" |
@@ -31,6 +32,7 @@ pub mod load;
 pub mod loaded;
 pub mod p2p;
 pub mod schema;
+pub mod site;
 pub mod size;
 pub mod values;
 
@@ -47,4 +49,5 @@ pub use schema::{
     AccessAddresses, AccessFormat, AccessLog, Admin, Cache, Config, Host, Http, ListSetting, ListSource, Log,
     LogFormat, Names, Pinning, PolicyMode, PolicySettings, RamPolicy, StoreKind, Telemetry, Uploads,
 };
+pub use site::{S3Addressing, Site};
 pub use values::{AddressPattern, Route, Secret, ServeTo};

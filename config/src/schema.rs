@@ -9,6 +9,7 @@ use crate::acme::{contacts, names as certificate_names, names_of_hosts, without_
 use crate::caches::FrontCache;
 use crate::listen::{FileMode, ListenAddress, TrustedProxy};
 use crate::p2p::P2p;
+use crate::site::Site;
 pub use crate::values::{Host, ListSetting, ListSource};
 use crate::values::{Secret, addresses, attributes, cids};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,9 @@ pub struct Config {
     pub cache: Cache,
     /// Pinning: fetching DAGs and keeping them permanently.
     pub pinning: Pinning,
+    /// Several gateways as one: they share pins in a PostgreSQL database, and blocks in one storage. In development:
+    /// the gateway does not use these settings yet.
+    pub site: Site,
     /// Content policy: denylists and allowlists.
     pub policy: PolicySettings,
     /// Logging to standard error.
@@ -59,6 +63,7 @@ impl Default for Config {
             names: Names::default(),
             cache: Cache::default(),
             pinning: Pinning::default(),
+            site: Site::default(),
             policy: PolicySettings::default(),
             log: Log::default(),
             telemetry: Telemetry::default(),

@@ -4,7 +4,8 @@
 use config::Config;
 use toml::{Table, Value};
 
-const SCHEMA: [&str; 2] = [include_str!("../src/schema.rs"), include_str!("../src/p2p.rs")];
+const SCHEMA: [&str; 3] =
+    [include_str!("../src/schema.rs"), include_str!("../src/p2p.rs"), include_str!("../src/site.rs")];
 const EXAMPLE: &str = include_str!("../examples/causeway.toml");
 const HEAD: &str = "# Every setting of Causeway with its default. Unknown keys are rejected.\n\
     # Each key is also an environment variable: http.listen is CAUSEWAY_HTTP_LISTEN, lists separated by commas.\n\

@@ -93,6 +93,9 @@ fn other_value(key: &str, default: &Value) -> String {
         ("p2p.provide", _) => "all".to_owned(),
         ("cache.ram_policy", _) => "lru".to_owned(),
         ("cache.store", _) => "flat".to_owned(),
+        ("site.database", _) => "postgresql://u:hunter2@db.example/d".to_owned(),
+        ("site.store", _) => "s3://bucket/prefix".to_owned(),
+        ("site.s3_addressing", _) => "virtual_host".to_owned(),
         ("telemetry.otlp_endpoint", _) => "https://collector.example.org:4318".to_owned(),
         ("telemetry.resource_attributes", _) => "deployment.environment.name=test,a=b".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
@@ -132,6 +135,9 @@ fn every_key_can_be_set_by_its_variable() {
             "admin.tls_key" => &[("admin.tls_certificate", "other")],
             "policy.caches" => &[("http.hosts", "other")],
             "log.access_file" => &[("log.access_format", "text")],
+            "site.name" => &[("site.database_file", "other"), ("site.store", "file:///mnt/x")],
+            "site.database" | "site.database_file" => &[("site.name", "other"), ("site.store", "file:///mnt/x")],
+            "site.store" => &[("site.name", "other"), ("site.database_file", "other")],
             _ => &[],
         };
         environment.extend(others.iter().map(|(other, value)| (keys::variable(other), (*value).to_owned())));
@@ -484,6 +490,104 @@ fn a_secret_is_never_shown() {
     assert!(shown.contains("otlp_headers = \"***\"") && !format!("{shown}{loaded:?}").contains("hunter2"), "{shown}");
     let before = with(&[], &[]).expect("loads").config;
     assert_eq!(keys::changed(&before, &loaded.config), ["telemetry.otlp_headers"]);
+    let of_site = |password: &str| {
+        let url = format!("postgresql://u:{password}@db.example/d");
+        let environment = [
+            ("CAUSEWAY_SITE_NAME", "berlin"),
+            ("CAUSEWAY_SITE_DATABASE", &*url),
+            ("CAUSEWAY_SITE_STORE", "s3://bucket"),
+        ];
+        with(&[], &environment).expect("loads")
+    };
+    let (before, loaded) = (of_site("other"), of_site("hunter2"));
+    let shown = toml::to_string(&loaded.config).expect("renders");
+    assert!(shown.contains("database = \"***\"") && !format!("{shown}{loaded:?}").contains("hunter2"), "{shown}");
+    assert_eq!(keys::changed(&before.config, &loaded.config), ["site.database"]);
+}
+
+#[test]
+fn a_site_needs_a_name_a_database_and_a_store() {
+    let (name, database, file) = (
+        ("NAME", "berlin-1"),
+        ("DATABASE", "postgresql://u:hunter2@a.example,b.example/d"),
+        ("DATABASE_FILE", "/run/secrets/database"),
+    );
+    let (bucket, folder) = (("STORE", "s3://bucket/prefix"), ("STORE", "file:///mnt/x"));
+    let load = |settings: &[(&str, &str)]| {
+        let settings: Vec<_> = settings.iter().map(|(key, value)| (format!("CAUSEWAY_SITE_{key}"), *value)).collect();
+        with(&[], &settings.iter().map(|(name, value)| (&**name, *value)).collect::<Vec<_>>())
+    };
+    let longest = "x".repeat(40);
+    let valid: [&[(&str, &str)]; 11] = [
+        &[],
+        // What can be prepared without a site.
+        &[("CACHE_BYTES_MAX", "0"), ("S3_REGION", "eu-central-1"), ("DATABASE_CA", "ca.pem")],
+        &[name, database, bucket],
+        &[name, file, folder, ("DATABASE_CA", "ca.pem"), ("CACHE_BYTES_MAX", "2TB")],
+        &[("NAME", "a_b-9"), ("DATABASE", "postgres://h/d"), folder],
+        &[("NAME", &longest), ("DATABASE", "host=/run/postgresql user=u dbname=d"), folder],
+        &[name, database, folder, ("S3_REGION", "us-east-1"), ("S3_ADDRESSING", "path"), ("S3_ENDPOINT", "")],
+        &[name, database, ("STORE", "s3://bucket"), ("S3_ENDPOINT", "https://s3.example:9000/below")],
+        &[name, database, bucket, ("S3_ENDPOINT", "http://10.0.0.9:9000"), ("S3_ALLOW_HTTP", "true")],
+        &[name, database, bucket, ("S3_CREDENTIALS_FILE", "keys"), ("S3_CREDENTIALS_PROFILE", "site")],
+        &[name, database, bucket, ("S3_ADDRESSING", "virtual_host"), ("S3_CA", "ca.pem")],
+    ];
+    for settings in valid {
+        let site = load(settings).unwrap_or_else(|error| panic!("{settings:?}: {error}")).config.site;
+        assert_eq!(site.is_on(), settings.iter().any(|(key, _)| *key == "NAME"));
+    }
+    let too_long = "x".repeat(41);
+    let invalid: [(&[(&str, &str)], &str); 34] = [
+        (&[name], "site.name: a site needs site.database as well"),
+        (&[name, bucket], "site.name: a site needs site.database as well"),
+        (&[name, database], "site.name: a site needs site.store as well"),
+        (&[database], "site.database: needs site.name as well"),
+        (&[file], "site.database_file: needs site.name as well"),
+        (&[bucket], "site.store: needs site.name as well"),
+        (&[name, database, file, bucket], "site.database_file: is set in addition to site.database"),
+        (&[("NAME", "Berlin"), database, bucket], "site.name: \"Berlin\" is not the name of a site"),
+        (&[("NAME", "a b"), database, bucket], "is not the name of a site"),
+        (&[("NAME", "a\"b"), database, bucket], "is not the name of a site"),
+        (&[("NAME", "ä"), database, bucket], "is not the name of a site"),
+        (&[("NAME", &too_long), database, bucket], "write 1 to 40 lowercase letters"),
+        (&[name, ("DATABASE", "mysql://u:hunter2@h/d"), bucket], "site.database: is not the URL of a PostgreSQL"),
+        (&[name, ("DATABASE", "mysql://u:hunter2@h/d?a=b"), bucket], "site.database: is not the URL of a PostgreSQL"),
+        (&[name, ("DATABASE", "hunter2"), bucket], "site.database: is not the URL of a PostgreSQL"),
+        (&[name, database, ("STORE", "https://u:hunter2@bucket.example")], "site.store: begins with neither s3:// nor"),
+        (&[name, database, ("STORE", "S3://bucket")], "site.store: begins with neither s3:// nor"),
+        (&[name, database, ("STORE", "file://server/x")], "site.store: begins with neither s3:// nor"),
+        (&[name, database, ("STORE", "/mnt/x")], "site.store: is not a URL: write a folder as file:///PATH"),
+        (&[name, database, ("STORE", "s3://")], "site.store: has no bucket"),
+        (&[name, database, ("STORE", "s3:///prefix")], "site.store: has no bucket"),
+        (&[name, database, ("STORE", "s3://key:hunter2@bucket")], "site.store: has credentials, which belong in"),
+        (&[name, database, folder, ("S3_ENDPOINT", "https://s3.example")], "site.s3_endpoint: is for S3"),
+        (&[name, database, folder, ("S3_REGION", "eu-west-1")], "site.s3_region: is for S3"),
+        (&[name, database, folder, ("S3_ADDRESSING", "virtual_host")], "site.s3_addressing: is for S3"),
+        (&[name, database, folder, ("S3_CREDENTIALS_FILE", "keys")], "site.s3_credentials_file: is for S3"),
+        (&[name, database, folder, ("S3_CREDENTIALS_PROFILE", "x")], "site.s3_credentials_profile: is for S3"),
+        (&[name, database, folder, ("S3_CA", "ca.pem")], "site.s3_ca: is for S3"),
+        (&[name, database, folder, ("S3_ALLOW_HTTP", "true")], "site.s3_allow_http: is for S3"),
+        (&[name, database, bucket, ("S3_ENDPOINT", "s3.example")], "site.s3_endpoint: is not the URL of a server"),
+        (&[name, database, bucket, ("S3_ENDPOINT", "https://k:hunter2@h")], "site.s3_endpoint: is not the URL"),
+        (&[name, database, bucket, ("S3_REGION", "eu west")], "site.s3_region: \"eu west\" is not a region"),
+        (&[name, database, bucket, ("S3_CREDENTIALS_PROFILE", "x")], "needs site.s3_credentials_file as well"),
+        (&[name, database, bucket, ("S3_ADDRESSING", "dns")], "site.s3_addressing: \"dns\" is not one of path"),
+    ];
+    for (settings, expected) in invalid {
+        let message = load(settings).expect_err(expected).to_string();
+        assert!(message.contains(expected), "{settings:?}: {message}");
+        assert!(!message.contains("hunter2") && !message.contains('\n'), "{message}");
+    }
+}
+
+#[test]
+fn every_store_of_its_own_is_the_cache_of_a_gateway_of_a_site() {
+    for store in ["rocksdb", "flat", "memory"] {
+        let (_dir, path) = file(&format!(
+            "[site]\nname = \"a\"\ndatabase_file = \"f\"\nstore = \"file:///mnt/x\"\n[cache]\nstore = \"{store}\"\n"
+        ));
+        assert!(with(&["--config", &path], &[]).expect(store).config.site.is_on());
+    }
 }
 
 #[test]

@@ -53,11 +53,38 @@ impl ObjectError {
 
 /// Why object storage cannot be opened, in a sentence for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct OpenError(Arc<str>);
+#[error("{reason}")]
+pub struct OpenError {
+    reason: Arc<str>,
+    option: StoreOption,
+}
+
+/// An option of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreOption {
+    /// The URL of the store.
+    Url,
+    /// The server, its region, and where requests name the bucket.
+    Endpoint,
+    /// Where the keys are.
+    Credentials,
+    /// The file of authorities.
+    Ca,
+}
 
 impl OpenError {
+    /// An error about the URL, or about what it leads to.
     pub(crate) fn new(reason: impl Into<Arc<str>>) -> Self {
-        Self(reason.into())
+        Self { reason: reason.into(), option: StoreOption::Url }
+    }
+
+    /// The same about another option.
+    pub(crate) fn about(self, option: StoreOption) -> Self {
+        Self { option, ..self }
+    }
+
+    /// The option that it is about.
+    pub fn option(&self) -> StoreOption {
+        self.option
     }
 }

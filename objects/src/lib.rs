@@ -15,7 +15,7 @@
 //! | module | concern |
 //! |---|---|
 //! | `contract` | [`Objects`]: what each engine promises |
-//! | `error` | [`ObjectError`] and [`OpenError`], by what the caller can do |
+//! | `error` | [`ObjectError`] and [`OpenError`], by what the caller or the operator can do |
 //! | `names` | which names objects have |
 //! | `options` | [`StoreOptions`]: the settings of both engines |
 //! | `open` | [`open`]: from a URL to an engine |
@@ -35,7 +35,7 @@ mod s3;
 mod tls;
 
 pub use contract::{ListedObject, Objects};
-pub use error::{ObjectError, OpenError};
+pub use error::{ObjectError, OpenError, StoreOption};
 pub use marker::{MARKER_NAME, check_marker, require_marker};
 pub use names::{COMPONENT_BYTES_MAX, NAME_BYTES_MAX};
 pub use open::open;

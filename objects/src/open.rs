@@ -83,6 +83,8 @@ fn parse(url: &str) -> Result<Place, OpenError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::StoreOption;
+    use crate::options::{Credentials, Environment};
 
     #[test]
     fn urls_are_buckets_or_folders() {
@@ -96,6 +98,26 @@ mod tests {
         ];
         for (url, expected) in table {
             assert_eq!(parse(url).expect(url), expected);
+        }
+    }
+
+    #[test]
+    fn errors_name_the_option_that_they_are_about() {
+        let environment = Environment::of([("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")]);
+        let valid = StoreOptions { environment, ..StoreOptions::default() };
+        let (endpoint, region) = ("s3.example".to_owned(), "eu west".to_owned());
+        let missing = Credentials::File { path: "/missing/keys".into(), profile: "default".to_owned() };
+        let table = [
+            ("https://bucket", valid.clone(), Some(StoreOption::Url)),
+            ("file:///missing/folder", valid.clone(), Some(StoreOption::Url)),
+            ("s3://bucket", StoreOptions { endpoint, ..valid.clone() }, Some(StoreOption::Endpoint)),
+            ("s3://bucket", StoreOptions { region, ..valid.clone() }, Some(StoreOption::Endpoint)),
+            ("s3://bucket", StoreOptions { credentials: missing, ..valid.clone() }, Some(StoreOption::Credentials)),
+            ("s3://bucket", StoreOptions { ca: "/missing/ca.pem".into(), ..valid.clone() }, Some(StoreOption::Ca)),
+            ("s3://bucket", valid, None),
+        ];
+        for (url, options, expected) in table {
+            assert_eq!(open(url, &options).err().map(|error| error.option()), expected, "{url}");
         }
     }
 

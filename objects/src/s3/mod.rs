@@ -21,7 +21,7 @@ mod http;
 mod retry;
 
 use crate::contract::{ListedObject, Objects};
-use crate::error::{ObjectError, OpenError};
+use crate::error::{ObjectError, OpenError, StoreOption};
 use crate::names;
 use crate::options::{Addressing, StoreOptions};
 use bytes::{Bytes, BytesMut};
@@ -60,8 +60,8 @@ impl fmt::Debug for S3 {
 impl S3 {
     /// The objects of a bucket below a prefix, which is empty or has no `/` at its ends.
     pub(crate) fn new(bucket: &str, prefix: &str, options: &StoreOptions) -> Result<Self, OpenError> {
-        let endpoint = endpoint::of(bucket, options)?;
-        let connector = http::Connector::new(&endpoint, options)?;
+        let endpoint = endpoint::of(bucket, options).map_err(|error| error.about(StoreOption::Endpoint))?;
+        let connector = http::Connector::new(&endpoint, options).map_err(|error| error.about(StoreOption::Ca))?;
         let once = RetryConfig { max_retries: 0, retry_timeout: options.deadline, backoff: BackoffConfig::default() };
         let builder = AmazonS3Builder::new()
             .with_bucket_name(bucket)
@@ -73,7 +73,8 @@ impl S3 {
             // One object is deleted at a time, and not every server knows the request for several.
             .with_disable_bulk_delete(true)
             .with_retry(once);
-        let builder = credentials::configure(builder, options)?;
+        let builder =
+            credentials::configure(builder, options).map_err(|error| error.about(StoreOption::Credentials))?;
         let store = builder.build().map_err(|error| OpenError::new(format!("S3 cannot be used: {error}")))?;
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         let place = format!("the bucket {bucket} at {}", endpoint.authority).into();

@@ -15,6 +15,7 @@
 //! | `log` | [`DatabaseLog`]: the log of changes of metadata records |
 //! | `reconnecting` | one session that is established again when it was lost |
 //! | `schema` | the tables, and how older ones become current |
+//! | `server` | [`ServerState`]: what a gateway checks of the server when it starts |
 //! | `session` | a connection with its settings, and its notifications |
 
 mod address;
@@ -24,6 +25,7 @@ mod index;
 mod log;
 mod reconnecting;
 mod schema;
+mod server;
 mod session;
 
 pub use address::{Database, DatabaseOptions};
@@ -31,6 +33,7 @@ pub use claims::{ClaimOptions, DatabaseClaims};
 pub use error::DatabaseError;
 pub use index::{DatabaseIndex, IndexOptions};
 pub use log::{DatabaseLog, LogOptions};
+pub use server::ServerState;
 
 use tokio_postgres::types::{ToSql, Type};
 

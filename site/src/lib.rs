@@ -8,10 +8,14 @@
 //!
 //! | module | concern |
 //! |---|---|
+//! | [`open`](mod@open) | from the settings of a site to its engines |
 //! | [`database`] | the connection to the database, its tables, and the log of changes |
 //! | [`blocks`] | the blocks in the shared storage, and their index in the database |
 //! | [`store`] | the block store of a gateway of a site: its own disk, and the shared storage |
 
 pub mod blocks;
 pub mod database;
+pub mod open;
 pub mod store;
+
+pub use open::{Engines, OpenError, open};

@@ -155,6 +155,11 @@ impl Database {
         }
     }
 
+    /// Whether the URL names several hosts, of which all but one are standbys.
+    pub(super) fn has_several_hosts(&self) -> bool {
+        self.hosts.len() > 1
+    }
+
     /// Its name and hosts, for messages: without the password.
     pub fn display_name(&self) -> &Arc<str> {
         &self.display_name

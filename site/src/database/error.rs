@@ -25,6 +25,8 @@ pub enum DatabaseError {
         database: Arc<str>,
         /// Why, in the words of the server.
         reason: Arc<str>,
+        /// The code of its error (SQLSTATE).
+        code: Arc<str>,
     },
     /// A later release has changed the tables.
     #[error(
@@ -54,7 +56,7 @@ impl DatabaseError {
                     .iter()
                     .any(|class| refusal.code().code().starts_with(class)) =>
             {
-                Self::Refused { database, reason }
+                Self::Refused { database, reason, code: refusal.code().code().into() }
             }
             _ => Self::Unreachable { database, reason },
         }

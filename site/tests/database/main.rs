@@ -6,6 +6,7 @@
 //! | [`claims`] | which of several gateways works on a root |
 //! | [`contract`] | the contract of a log, by the suite that every implementation passes |
 //! | [`failures`] | a server that is killed, that is away, that was replaced by a standby without its latest entries |
+//! | [`open`] | a site that is opened from its settings, with a folder and with a real S3 server |
 //! | [`pins`] | pin services that share one list |
 //! | [`schema`] | tables of other releases, roles with few rights, several sites in one database |
 //! | [`store`] | the stores of gateways, each with a disk of its own |
@@ -16,8 +17,12 @@ mod blocks;
 mod claims;
 mod contract;
 mod failures;
+mod open;
 mod pins;
 mod schema;
+#[allow(dead_code, reason = "the tests of `objects` use all of it")]
+#[path = "../../../objects/tests/engines/server.rs"]
+mod server;
 mod store;
 mod support;
 mod tls;

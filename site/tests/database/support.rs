@@ -196,6 +196,16 @@ impl Drop for Postgres {
     }
 }
 
+/// A process that is killed when this is dropped.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
 /// Opens a log with the default options.
 pub async fn open(options: &DatabaseOptions) -> DatabaseLog {
     let database = Database::new(options).expect("the settings are valid");

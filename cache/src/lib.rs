@@ -23,7 +23,7 @@
 //! | [`add`] | stores blocks whose roots become known last, and pins the roots |
 //! | [`import`] | imports and pins CAR files |
 //! | [`singleflight`] | singleflight: concurrent calls with the same key share one result |
-//! | [`tiers`] | [`Tiers`]: policy, RAM, store and upstream combined |
+//! | [`tiers`] | [`Tiers`]: policy, RAM, store, shared storage of a site and upstream combined |
 //! | [`metrics`] | metrics of all of these |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
@@ -68,7 +68,7 @@ pub use crate::ram::{Ram, RamPolicy};
 pub use crate::reports::{MissingBlocks, raw_cid};
 pub use crate::singleflight::Singleflight;
 pub use crate::store::{BlockStore, DegradedReason, Evict, Evicted, Held, ScrubPass, Stats, StoreStats, withheld_by};
-pub use crate::tiers::{Counted, Local, LookupObserver, Through, Tiers};
+pub use crate::tiers::{Counted, Local, LookupObserver, SiteTier, Through, Tiers};
 
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,8 @@
 //! Goals: a hit costs a few relaxed atomic additions and no lock. Handles are resolved once, at registration; values
 //! that a tier counts itself (its size, its evictions) are read at scrape time.
 //!
+//! The tier `site` has series only if the gateway belongs to a site.
+//!
 //! A Prometheus histogram takes a mutex, so the latency of RAM is sampled for about one hit in 64.
 
 use crate::ram::Ram;
@@ -88,6 +90,8 @@ pub struct TiersFigures {
     pub ram: TierFigures,
     /// The block store.
     pub disk: TierFigures,
+    /// The shared storage of the site, if the gateway belongs to one.
+    pub site: Option<TierFigures>,
     /// The upstream.
     pub network: TierFigures,
 }
@@ -99,7 +103,33 @@ pub struct TierMetrics {
     pub(crate) disk: Tier,
     pub(crate) network: Tier,
     pub(crate) followers: Counter,
+    families: Families,
+    site: Arc<OnceLock<Tier>>,
     stores: Arc<OnceLock<Stores>>,
+}
+
+/// The counters of all tiers.
+#[derive(Debug, Clone)]
+struct Families {
+    hits: Family<TierLabel, Counter>,
+    misses: Family<TierLabel, Counter>,
+    errors: Family<TierLabel, Counter>,
+    bytes: Family<TierLabel, Counter>,
+    latency: Family<TierLabel, Histogram>,
+}
+
+impl Families {
+    /// The counters of a tier, which have series from now on.
+    fn tier(&self, tier: &'static str) -> Tier {
+        let label = TierLabel { tier };
+        Tier {
+            hits: self.hits.get_or_create_owned(&label),
+            misses: self.misses.get_or_create_owned(&label),
+            errors: self.errors.get_or_create_owned(&label),
+            bytes: self.bytes.get_or_create_owned(&label),
+            latency: self.latency.get_or_create_owned(&label),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -132,25 +162,23 @@ impl TierMetrics {
             "Requests that shared a fetch started by another request (singleflight followers)",
             followers.clone(),
         );
-        let tier = |tier| {
-            let label = TierLabel { tier };
-            Tier {
-                hits: hits.get_or_create_owned(&label),
-                misses: misses.get_or_create_owned(&label),
-                errors: errors.get_or_create_owned(&label),
-                bytes: bytes.get_or_create_owned(&label),
-                latency: latency.get_or_create_owned(&label),
-            }
-        };
-        let stores = Arc::default();
-        let metrics = Self { ram: tier("ram"), disk: tier("disk"), network: tier("network"), followers, stores };
+        let families = Families { hits, misses, errors, bytes, latency };
+        let [ram, disk, network] = ["ram", "disk", "network"].map(|tier| families.tier(tier));
+        let (site, stores) = (Arc::default(), Arc::default());
+        let metrics = Self { ram, disk, network, followers, families, site, stores };
         registry.register_collector(Box::new(AtScrape(metrics.clone())));
         metrics
     }
 
     /// The figures of all tiers.
     pub(crate) fn figures(&self) -> TiersFigures {
-        TiersFigures { ram: self.ram.figures(), disk: self.disk.figures(), network: self.network.figures() }
+        let site = self.site.get().map(Tier::figures);
+        TiersFigures { ram: self.ram.figures(), disk: self.disk.figures(), site, network: self.network.figures() }
+    }
+
+    /// The counters of the shared storage of a site, which has series from now on.
+    pub(crate) fn add_site(&self) -> Tier {
+        self.site.get_or_init(|| self.families.tier("site")).clone()
     }
 
     /// Sets the tiers whose sizes are read at each scrape. Only the first call has an effect.
@@ -166,7 +194,9 @@ struct AtScrape(TierMetrics);
 impl Collector for AtScrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let metrics = &self.0;
-        let tiers = [("ram", &metrics.ram), ("disk", &metrics.disk), ("network", &metrics.network)];
+        let (local, network) = ([("ram", &metrics.ram), ("disk", &metrics.disk)], ("network", &metrics.network));
+        let site = metrics.site.get().map(|site| ("site", site));
+        let tiers = local.into_iter().chain(site).chain([network]);
         let help = "Blocks requested from the tier";
         let mut family = encoder.encode_descriptor("causeway_tier_requests", help, None, MetricType::Counter)?;
         for (tier, counters) in tiers {

@@ -1,15 +1,19 @@
-//! [`Tiers`]: RAM, disk and an upstream as one source.
+//! [`Tiers`]: RAM, disk, the shared storage of a site and an upstream as one source.
 //!
 //! The order of checks for a request: the policy; an identity CID, which contains its block; hash functions that are
 //! not accepted; RAM; then the disk, if the operating system has the block in its page cache; then one singleflight
-//! call per block, which reads the disk and then the upstream, and fills the faster tiers.
+//! call per block, which reads the disk, the storage that the gateways of a site share, if this gateway belongs to one,
+//! and then the upstream, and fills the faster tiers.
 //!
 //! Goals: a block that the policy rejects is not served by any tier; a hit in RAM takes no lock, future or allocation;
-//! one fetch per block; a failing disk costs only speed.
+//! one fetch per block; a failing disk, or a shared storage that cannot be reached, costs only speed.
+//!
+//! What the shared storage returns is verified by its hash, since other gateways have written it. That it does not have
+//! a block is not cached: another gateway may store the block at any time.
 //!
 //! [`Tiers::local`] never asks the upstream. It neither joins nor starts a singleflight call, so that serving untrusted
-//! peers can neither start a fetch nor wait for one, and it does not fill RAM, so that untrusted peers cannot evict the
-//! blocks that this gateway's own clients use.
+//! peers can neither start a fetch nor wait for one, and it fills neither RAM nor the disk, so that untrusted peers
+//! cannot evict the blocks that this gateway's own clients use.
 
 use crate::disk::StoreError;
 use crate::metrics::{Tier, TierMetrics, TiersFigures};
@@ -24,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio_util::task::AbortOnDropHandle;
-use tracing::debug;
+use tracing::{debug, warn};
 
 /// The maximum wait of a fetched block for room in the disk's queue. Waiting is the backpressure that bounds memory; a
 /// disk that accepts nothing for this long counts as stuck, and later blocks do not wait until it has room.
@@ -38,6 +42,9 @@ const EVICTED_AT_ONCE: usize = 1024;
 pub trait LookupObserver: Send + Sync {
     /// The disk was read for a block from `since` until now; `hit` is whether it has the block.
     fn disk_read(&self, cid: &Cid, since: Instant, hit: bool);
+
+    /// The shared storage of the site was read for a block from `since` until now; `hit` is whether it has the block.
+    fn site_read(&self, cid: &Cid, since: Instant, hit: bool);
 
     /// The block is being fetched for another request, whose result this request shares.
     fn follows(&self, cid: &Cid);
@@ -61,6 +68,72 @@ impl Upstream {
     }
 }
 
+/// What a gateway of a site shares with the others.
+#[derive(Clone)]
+pub struct SiteTier {
+    /// The own disk and the shared storage as one store: it has the pins, and what is fetched is put here.
+    pub store: Arc<dyn BlockStore>,
+    /// The blocks in the shared storage, for the gateway's own clients. Of its methods, `get_stored` and `has` are used.
+    pub blocks: Arc<dyn BlockSource>,
+    /// The same for untrusted peers: a source that gives up sooner (it does not search the storage while the index is
+    /// away).
+    pub blocks_for_peers: Arc<dyn BlockSource>,
+}
+
+impl std::fmt::Debug for SiteTier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SiteTier").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// The shared storage of a site, as a tier.
+struct Site {
+    blocks: Arc<dyn BlockSource>,
+    blocks_for_peers: Arc<dyn BlockSource>,
+    tier: Tier,
+}
+
+impl Site {
+    fn source(&self, reader: Reader) -> &Arc<dyn BlockSource> {
+        match reader {
+            Reader::Client => &self.blocks,
+            Reader::Peer => &self.blocks_for_peers,
+        }
+    }
+}
+
+/// For whom blocks are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// The gateway's own clients: what is read fills the faster tiers.
+    Client,
+    /// Untrusted peers, and work of the gateway that must not displace what clients use: what is read fills no tier.
+    Peer,
+}
+
+/// A store that blocks are put into to be cached.
+struct FillTarget {
+    store: Arc<dyn BlockStore>,
+    /// Whether the last write timed out after [`DISK_ROOM_WAIT_MAX`].
+    is_stuck: AtomicBool,
+}
+
+impl FillTarget {
+    fn new(store: Arc<dyn BlockStore>) -> Self {
+        Self { store, is_stuck: AtomicBool::new(false) }
+    }
+
+    async fn put(&self, block: Block) {
+        let stuck = self.is_stuck.load(Ordering::Relaxed);
+        let timeout = if stuck { Duration::ZERO } else { DISK_ROOM_WAIT_MAX };
+        let taken = tokio::time::timeout(timeout, self.store.put_cached(block)).await.is_ok();
+        if !taken {
+            self.store.count_dropped_write();
+        }
+        self.is_stuck.store(!taken, Ordering::Relaxed);
+    }
+}
+
 /// The local tiers. Clones are handles to the same ones.
 #[derive(Clone)]
 pub struct Tiers {
@@ -69,45 +142,74 @@ pub struct Tiers {
 
 struct Inner {
     ram: Ram,
-    disk: Arc<dyn BlockStore>,
+    /// The own disk, into which blocks of the shared storage are put.
+    disk: FillTarget,
+    /// The store with the pins, into which fetched blocks are put: the own disk, or that of a site.
+    store: FillTarget,
+    /// The shared storage, if this gateway belongs to a site.
+    site: Option<Site>,
     policy: Arc<dyn Policy>,
     metrics: TierMetrics,
     flights: Singleflight<BlockKey, FetchResult>,
-    /// Whether the last write timed out after [`DISK_ROOM_WAIT_MAX`].
-    disk_is_stuck: AtomicBool,
 }
 
 impl std::fmt::Debug for Tiers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { ram, disk, flights, .. } = &*self.inner;
-        f.debug_struct("Tiers").field("ram", ram).field("disk", disk).field("flights", flights).finish_non_exhaustive()
+        let Inner { ram, store, flights, .. } = &*self.inner;
+        let mut fields = f.debug_struct("Tiers");
+        fields.field("ram", ram).field("store", &store.store).field("flights", flights).finish_non_exhaustive()
     }
 }
 
 impl Tiers {
-    /// Combines the tiers. `disk` may be any kind of store.
+    /// Combines the tiers of a gateway that is alone. `disk` may be any kind of store.
     pub fn new(ram: Ram, disk: Arc<dyn BlockStore>, policy: Arc<dyn Policy>, metrics: TierMetrics) -> Self {
+        Self::combine(ram, [Arc::clone(&disk), disk], None, policy, metrics)
+    }
+
+    /// Combines the tiers of a gateway that belongs to a site. `disk` is its own disk.
+    pub fn of_site(
+        ram: Ram,
+        disk: Arc<dyn BlockStore>,
+        site: SiteTier,
+        policy: Arc<dyn Policy>,
+        metrics: TierMetrics,
+    ) -> Self {
+        let SiteTier { store, blocks, blocks_for_peers } = site;
+        let site = Site { blocks, blocks_for_peers, tier: metrics.add_site() };
+        Self::combine(ram, [disk, store], Some(site), policy, metrics)
+    }
+
+    fn combine(
+        ram: Ram,
+        [disk, store]: [Arc<dyn BlockStore>; 2],
+        site: Option<Site>,
+        policy: Arc<dyn Policy>,
+        metrics: TierMetrics,
+    ) -> Self {
         metrics.attach(&ram, &*disk);
-        let hot = ram.clone();
-        disk.set_is_hot(Box::new(move |key| hot.holds(key)));
-        disk.set_is_withheld(withheld_by(&policy));
-        let flights = Singleflight::default();
-        let disk_is_stuck = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { ram, disk, policy, metrics, flights, disk_is_stuck }) }
+        for store in [&disk, &store] {
+            let hot = ram.clone();
+            store.set_is_hot(Box::new(move |key| hot.holds(key)));
+            store.set_is_withheld(withheld_by(&policy));
+        }
+        let (disk, store, flights) = (FillTarget::new(disk), FillTarget::new(store), Singleflight::default());
+        Self { inner: Arc::new(Inner { ram, disk, store, site, policy, metrics, flights }) }
     }
 
-    /// The blocks stored locally, for the Bitswap server and for `Cache-Control: only-if-cached`. A block in RAM is
-    /// read from there and counts as used; other blocks do not fill RAM.
+    /// The blocks stored locally or in the shared storage, for untrusted peers, and for work of the gateway that must
+    /// not displace what clients use. A block in RAM is read from there and counts as used; other blocks fill no tier.
     pub fn local(&self) -> Local {
-        Local { inner: Arc::clone(&self.inner), fills_ram: false }
+        Local { inner: Arc::clone(&self.inner), reader: Reader::Peer }
     }
 
-    /// The same for the gateway's own clients: blocks read from disk fill RAM.
+    /// The same for the gateway's own clients (`Cache-Control: only-if-cached`): blocks read from disk fill RAM, and
+    /// blocks read from the shared storage fill RAM and the disk.
     pub fn held(&self) -> Local {
-        Local { inner: Arc::clone(&self.inner), fills_ram: true }
+        Local { inner: Arc::clone(&self.inner), reader: Reader::Client }
     }
 
-    /// The blocks stored locally or available from `upstream`.
+    /// The blocks stored locally, in the shared storage, or available from `upstream`.
     ///
     /// All requests for a block share one singleflight call, even with different upstreams: the call asks the leader's
     /// upstream, and its error applies to the followers, except for followers that joined late, which then ask their
@@ -130,7 +232,7 @@ impl Tiers {
     /// The stored forms of blocks, without reading them: in the order of the CIDs, `None` for a missing block.
     ///
     /// # Errors
-    /// [`SourceError::Refused`] if the policy rejects any of them, or an error of the disk.
+    /// [`SourceError::Refused`] if the policy rejects any of them, or an error of the store.
     pub async fn shapes(&self, cids: &[Cid]) -> Result<Vec<Option<Shape>>, SourceError> {
         let mut keys = Vec::with_capacity(cids.len());
         for cid in cids {
@@ -139,15 +241,15 @@ impl Tiers {
                 Admitted::Inline(_) => return Ok(vec![None; cids.len()]),
             }
         }
-        Ok(self.inner.disk.shapes(keys).await?)
+        Ok(self.inner.store.store.shapes(keys).await?)
     }
 
-    /// A block in its stored form, if it is on the disk.
+    /// A block in its stored form, if it is on the disk or in the shared storage.
     ///
     /// # Errors
     /// The same.
     pub async fn stored(&self, cid: &Cid) -> Result<Option<Stored>, SourceError> {
-        self.inner.stored(cid).await
+        self.inner.stored(cid, Reader::Client).await
     }
 
     /// A block that is stored locally, whatever the policy says of it: for traversals that do not serve it. It does not
@@ -159,7 +261,7 @@ impl Tiers {
         let Some(key) = BlockKey::of(cid) else { return Ok(Block::inline(cid)) };
         let data = match self.inner.ram.find(&key) {
             Some(data) => Some(data),
-            None => self.inner.disk.look(&key).await?,
+            None => self.inner.store.store.look(&key).await?,
         };
         Ok(data.map(|data| Block::from_verified(*cid, data)))
     }
@@ -172,7 +274,7 @@ impl Tiers {
         let mut evicted = Evicted::default();
         for keys in keys.chunks(EVICTED_AT_ONCE) {
             keys.iter().for_each(|key| self.inner.ram.remove(key));
-            evicted += self.inner.disk.evict(keys.to_vec(), which).await?;
+            evicted += self.inner.store.store.evict(keys.to_vec(), which).await?;
             // A concurrent read may have filled RAM from the disk.
             keys.iter().for_each(|key| self.inner.ram.remove(key));
         }
@@ -189,9 +291,26 @@ impl Tiers {
         &self.inner.policy
     }
 
-    /// The block store.
+    /// The block store, which has the pins: the own disk, or that of a site, which is the own disk and the shared
+    /// storage.
+    pub fn store(&self) -> &Arc<dyn BlockStore> {
+        &self.inner.store.store
+    }
+
+    /// The own disk: what this gateway reads without asking others.
     pub fn disk(&self) -> &Arc<dyn BlockStore> {
-        &self.inner.disk
+        &self.inner.disk.store
+    }
+
+    /// Whether the shared storage has a block; `None` if this gateway belongs to no site.
+    ///
+    /// # Errors
+    /// Those of the shared storage.
+    pub async fn is_in_site(&self, cid: &Cid) -> Result<Option<bool>, SourceError> {
+        match &self.inner.site {
+            Some(site) => site.blocks.has(cid).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// The RAM cache.
@@ -250,13 +369,13 @@ impl Inner {
     }
 
     /// A block that the disk returns without waiting.
-    fn read_now(&self, cid: &Cid, fills_ram: bool) -> Option<Block> {
+    fn read_now(&self, cid: &Cid, reader: Reader) -> Option<Block> {
         let Admitted::Stored(key) = self.admit(cid).ok()? else { return None };
         let start = Instant::now();
-        let block = self.disk.read_now(cid)?;
+        let block = self.disk.store.read_now(cid)?;
         self.metrics.disk.hit(block.data().len());
         self.metrics.disk.observe_since(start);
-        if fills_ram {
+        if reader == Reader::Client {
             self.fill_ram(cid, key, block.data()).ok()?;
         }
         Some(block)
@@ -270,7 +389,7 @@ impl Inner {
 
     async fn find_on_disk(&self, key: &BlockKey) -> Result<Option<Bytes>, SourceError> {
         let (tier, start) = (&self.metrics.disk, Instant::now());
-        let found = self.disk.find(key).await;
+        let found = self.disk.store.find(key).await;
         tier.observe_since(start);
         match &found {
             Ok(Some(data)) => tier.hit(data.len()),
@@ -280,21 +399,68 @@ impl Inner {
         Ok(found?)
     }
 
-    /// A block in its stored form, if it is on the disk.
-    async fn stored(&self, cid: &Cid) -> Result<Option<Stored>, SourceError> {
+    /// A block in its stored form, if it is on the disk or in the shared storage.
+    async fn stored(self: &Arc<Self>, cid: &Cid, reader: Reader) -> Result<Option<Stored>, SourceError> {
         let Admitted::Stored(key) = self.admit(cid)? else { return Ok(None) };
         let (tier, start) = (&self.metrics.disk, Instant::now());
-        let found = self.disk.stored(&key).await;
+        let found = self.disk.store.stored(&key).await;
         tier.observe_since(start);
         match &found {
             Ok(Some(stored)) => tier.hit(stored.value().len()),
             Ok(None) => _ = tier.misses.inc(),
             Err(_) => _ = tier.errors.inc(),
         }
-        let found = found?;
+        let found = match found {
+            Ok(Some(stored)) => Some(stored),
+            missing => match self.find_below_disk(cid, reader, missing.err().map(Into::into)).await? {
+                None => None,
+                Some(block) => {
+                    let stored = block.stored().map(|stored| (**stored).clone());
+                    if reader == Reader::Client {
+                        self.spawn_keep(key, block).await?;
+                    }
+                    stored
+                }
+            },
+        };
         // The policy may have changed during the read.
         self.check_policy(cid)?;
         Ok(found)
+    }
+
+    /// A block in the shared storage, for a reader that does not use the upstream; `failed` is the disk's error.
+    async fn find_below_disk(
+        &self,
+        cid: &Cid,
+        reader: Reader,
+        failed: Option<SourceError>,
+    ) -> Result<Option<Block>, SourceError> {
+        match (self.find_in_site(cid, reader).await, failed) {
+            (Ok(Some(block)), _) => Ok(Some(block)),
+            (_, Some(failed)) | (Err(failed), None) => Err(failed),
+            (Ok(None), None) => Ok(None),
+        }
+    }
+
+    /// A block in the shared storage, with its stored form; `None` if it is not there, or there is no such storage.
+    async fn find_in_site(&self, cid: &Cid, reader: Reader) -> Result<Option<Block>, SourceError> {
+        let Some(site) = &self.site else { return Ok(None) };
+        let (tier, start) = (&site.tier, Instant::now());
+        let found = match site.source(reader).get_stored(cid).await {
+            Ok(Some(stored)) => verify(*cid, stored).await.map(Some),
+            Ok(None) | Err(SourceError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+        tier.observe_since(start);
+        match &found {
+            Ok(Some(block)) => tier.hit(block.data().len()),
+            Ok(None) => _ = tier.misses.inc(),
+            Err(error) => {
+                tier.errors.inc();
+                debug!(%cid, %error, "the shared storage cannot be read");
+            }
+        }
+        found
     }
 
     async fn get_upstream(&self, upstream: &Upstream, cid: &Cid) -> FetchResult {
@@ -309,7 +475,7 @@ impl Inner {
         AbortOnDropHandle::new(task).await.unwrap_or(Err(SourceError::Closed))
     }
 
-    /// Fetches a block from the disk or the upstream.
+    /// Fetches a block from the disk, the shared storage or the upstream.
     async fn fetch(self: Arc<Self>, upstream: Upstream, cid: Cid, key: BlockKey) -> FetchResult {
         // An earlier call may have completed between this caller's look-up in RAM and the start of this call.
         if let Some(data) = self.ram.find_again(&key) {
@@ -320,14 +486,14 @@ impl Inner {
         if let (Some(observer), Some(since)) = (&upstream.observer, since) {
             observer.disk_read(&cid, since, matches!(found, Ok(Some(_))));
         }
-        let failed = match found {
+        let disk_failed = match found {
             Ok(Some(data)) => {
                 self.fill_ram(&cid, key, &data)?;
                 return Ok(Block::from_verified(cid, data));
             }
             Ok(None) => None,
             Err(error) => {
-                debug!(%cid, %error, "the disk read failed; the block is requested from upstream");
+                debug!(%cid, %error, "the disk read failed; the block is requested from other tiers");
                 Some(error)
             }
         };
@@ -335,18 +501,43 @@ impl Inner {
             self.fill_ram(&cid, key, block.data())?;
             return Ok(block);
         }
-        let block = match (self.get_upstream(&upstream, &cid).await, failed) {
-            // The upstream does not have it, but the disk may: report the disk's error.
+        let site_failed = match self.find_in_site_observed(&upstream, &cid).await {
+            Ok(Some(block)) => return self.keep(key, block, &self.disk).await,
+            missing => missing.err(),
+        };
+        let block = match (self.get_upstream(&upstream, &cid).await, disk_failed.or(site_failed)) {
+            // The upstream does not have it, but the disk or the shared storage may: report the error of that.
             (Err(SourceError::NotFound { .. }), Some(failed)) => return Err(failed),
             (result, _) => result?,
         };
-        self.fill_ram(&cid, key, block.data())?;
-        self.cache_on_disk(block.clone()).await;
-        if self.check_policy(&cid).is_err() {
-            _ = self.disk.evict(vec![key], Evict::Unpinned).await;
+        self.keep(key, block, &self.store).await
+    }
+
+    async fn find_in_site_observed(&self, upstream: &Upstream, cid: &Cid) -> Result<Option<Block>, SourceError> {
+        let since = Instant::now();
+        let found = self.find_in_site(cid, Reader::Client).await;
+        if let (Some(observer), Some(_)) = (&upstream.observer, &self.site) {
+            observer.site_read(cid, since, matches!(found, Ok(Some(_))));
         }
-        // The windows of readers count the bytes of blocks, and the disk has taken what it writes.
+        found
+    }
+
+    /// Stores a block in RAM, and in a store to be cached, unless the policy rejects it by then.
+    async fn keep(&self, key: BlockKey, block: Block, target: &FillTarget) -> FetchResult {
+        self.fill_ram(block.cid(), key, block.data())?;
+        target.put(block.clone()).await;
+        if self.check_policy(block.cid()).is_err() {
+            _ = target.store.evict(vec![key], Evict::Unpinned).await;
+        }
+        // The windows of readers count the bytes of blocks, and the store has taken what it writes.
         Ok(block.without_stored())
+    }
+
+    /// [`Self::keep`] on the own disk, in a task of its own, for the reason of [`Self::spawn_fetch`].
+    async fn spawn_keep(self: &Arc<Self>, key: BlockKey, block: Block) -> FetchResult {
+        let inner = Arc::clone(self);
+        let task = tokio::spawn(async move { inner.keep(key, block, &inner.disk).await });
+        AbortOnDropHandle::new(task).await.unwrap_or(Err(SourceError::Closed))
     }
 
     /// Stores a block in RAM, unless the policy rejects it by then. A takedown updates the policy before it evicts, so
@@ -354,16 +545,6 @@ impl Inner {
     fn fill_ram(&self, cid: &Cid, key: BlockKey, data: &Bytes) -> Result<(), SourceError> {
         self.ram.insert(key, data);
         self.check_policy(cid).inspect_err(|_| self.ram.remove(&key))
-    }
-
-    async fn cache_on_disk(&self, block: Block) {
-        let stuck = self.disk_is_stuck.load(Ordering::Relaxed);
-        let timeout = if stuck { Duration::ZERO } else { DISK_ROOM_WAIT_MAX };
-        let taken = tokio::time::timeout(timeout, self.disk.put_cached(block)).await.is_ok();
-        if !taken {
-            self.disk.count_dropped_write();
-        }
-        self.disk_is_stuck.store(!taken, Ordering::Relaxed);
     }
 
     async fn join(self: Arc<Self>, upstream: Upstream, cid: Cid, key: BlockKey) -> FetchResult {
@@ -392,26 +573,50 @@ impl Inner {
         block.under(&cid).ok_or(SourceError::Corrupt { cid })
     }
 
-    async fn get_local(self: Arc<Self>, cid: Cid, key: BlockKey, fills_ram: bool) -> FetchResult {
+    async fn get_local(self: Arc<Self>, cid: Cid, key: BlockKey, reader: Reader) -> FetchResult {
         // The Bitswap server does not call `read_now` before this.
-        if let Some(block) = self.read_now(&cid, fills_ram) {
+        if let Some(block) = self.read_now(&cid, reader) {
             return Ok(block);
         }
-        let data = self.find_on_disk(&key).await?.ok_or(SourceError::NotFound { cid })?;
-        match fills_ram {
-            true => self.fill_ram(&cid, key, &data)?,
-            false => self.check_policy(&cid)?,
+        let failed = match self.find_on_disk(&key).await {
+            Ok(Some(data)) => {
+                match reader {
+                    Reader::Client => self.fill_ram(&cid, key, &data)?,
+                    Reader::Peer => self.check_policy(&cid)?,
+                }
+                return Ok(Block::from_verified(cid, data));
+            }
+            missing => missing.err(),
+        };
+        let block = self.find_below_disk(&cid, reader, failed).await?.ok_or(SourceError::NotFound { cid })?;
+        match reader {
+            Reader::Client => self.spawn_keep(key, block).await,
+            Reader::Peer => self.check_policy(&cid).map(|()| block.without_stored()),
         }
-        Ok(Block::from_verified(cid, data))
     }
 
-    fn has(self: &Arc<Self>, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+    fn has(self: &Arc<Self>, cid: &Cid, reader: Reader) -> BoxFuture<'static, Result<bool, SourceError>> {
         match self.admit(cid) {
-            Err(error) => ready(Err(error)).boxed(),
-            Ok(Admitted::Inline(_)) => ready(Ok(true)).boxed(),
-            Ok(Admitted::Stored(key)) if self.ram.holds(&key) => ready(Ok(true)).boxed(),
-            Ok(Admitted::Stored(_)) => self.disk.has(cid),
+            Err(error) => return ready(Err(error)).boxed(),
+            Ok(Admitted::Inline(_)) => return ready(Ok(true)).boxed(),
+            Ok(Admitted::Stored(key)) if self.ram.holds(&key) => return ready(Ok(true)).boxed(),
+            Ok(Admitted::Stored(_)) => {}
         }
+        let on_disk = self.disk.store.has(cid);
+        let Some(site) = &self.site else { return on_disk };
+        let (shared, cid) = (Arc::clone(site.source(reader)), *cid);
+        async move {
+            let on_disk = on_disk.await;
+            if on_disk == Ok(true) {
+                return on_disk;
+            }
+            match shared.has(&cid).await {
+                Ok(true) => Ok(true),
+                Ok(false) => on_disk,
+                Err(error) => on_disk.and(Err(error)),
+            }
+        }
+        .boxed()
     }
 
     /// Reads a block from RAM, or else with `below`.
@@ -434,6 +639,16 @@ impl Inner {
         self.metrics.ram.misses.inc();
         below(Arc::clone(self), key)
     }
+}
+
+/// Verifies a block of the shared storage, on a thread for blocking work: it is decompressed and hashed.
+async fn verify(cid: Cid, stored: Stored) -> FetchResult {
+    let verified = tokio::task::spawn_blocking(move || Block::verify_stored(cid, stored)).await;
+    verified.map_err(|_| SourceError::Closed)?.map_err(|error| {
+        warn!(%cid, %error, "the shared storage has an invalid block");
+        // Followers may have asked with another codec.
+        SourceError::Store("the shared storage has a block that does not match its hash".into())
+    })
 }
 
 /// Fetches a block, and counts the outcome in the network tier.
@@ -465,7 +680,7 @@ fn rename(error: SourceError, cid: &Cid) -> SourceError {
 #[derive(Clone)]
 pub struct Local {
     inner: Arc<Inner>,
-    fills_ram: bool,
+    reader: Reader,
 }
 
 impl BlockSource for Local {
@@ -478,22 +693,22 @@ impl BlockSource for Local {
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
-        self.inner.count_ram_miss(self.inner.read_now(cid, self.fills_ram))
+        self.inner.count_ram_miss(self.inner.read_now(cid, self.reader))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let (wanted, fills_ram) = (*cid, self.fills_ram);
-        self.inner.get(cid, move |inner, key| inner.get_local(wanted, key, fills_ram).boxed())
+        let (wanted, reader) = (*cid, self.reader);
+        self.inner.get(cid, move |inner, key| inner.get_local(wanted, key, reader).boxed())
     }
 
     /// A block that is only in RAM has no stored form.
     fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
-        let (inner, cid) = (Arc::clone(&self.inner), *cid);
-        async move { inner.stored(&cid).await }.boxed()
+        let (inner, cid, reader) = (Arc::clone(&self.inner), *cid, self.reader);
+        async move { inner.stored(&cid, reader).await }.boxed()
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
-        self.inner.has(cid)
+        self.inner.has(cid, self.reader)
     }
 }
 
@@ -514,7 +729,7 @@ impl BlockSource for Through {
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
-        self.inner.count_ram_miss(self.inner.read_now(cid, true))
+        self.inner.count_ram_miss(self.inner.read_now(cid, Reader::Client))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
@@ -532,7 +747,7 @@ impl BlockSource for Through {
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
-        self.inner.has(cid)
+        self.inner.has(cid, Reader::Client)
     }
 }
 

@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use services::access_log::record::ContentTier;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The upper bounds of histogram buckets, in seconds: from an answer from memory to a long download.
@@ -30,7 +30,8 @@ const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
 const VERSIONS: [&str; 4] = ["1.0", "1.1", "2", "3"];
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
 /// The tiers of responses; the last is that of responses without content.
-const TIERS: [&str; 4] = [ContentTier::Ram.name(), ContentTier::Disk.name(), ContentTier::Network.name(), "none"];
+const TIERS: [&str; 5] =
+    [ContentTier::Ram.name(), ContentTier::Disk.name(), ContentTier::Site.name(), ContentTier::Network.name(), "none"];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
@@ -155,8 +156,8 @@ p2p_bridge::metrics! {
         paths: Family<ResultLabel, Counter> = "causeway_http_path_lookups",
             "Look-ups in the cache of resolved paths, by result";
         tier_requests: Family<TierLabel, Counter> = "causeway_http_tier_requests",
-            "Answered requests, by the farthest tier that was read for the first byte: ram, disk, network, or none \
-             without content";
+            "Answered requests, by the farthest tier that was read for the first byte: ram, disk, site, network, or \
+             none without content";
         tier_bytes: Family<TierLabel, Counter> = "causeway_http_tier_bytes",
             "Bytes of response bodies, by the farthest tier that was read for the first byte";
         tier_first_byte: Family<TierLabel, LatencyHistogram> = "causeway_http_tier_first_byte_seconds",
@@ -241,7 +242,9 @@ impl TlsMetrics {
 pub struct HttpMetrics {
     requests: [[Counter; CLASSES.len()]; METHODS.len()],
     versions: [Counter; VERSIONS.len()],
-    tiers: [ResponseTier; TIERS.len()],
+    /// In the order of [`TIERS`]. That of the site has series from its first response on.
+    tiers: [OnceLock<ResponseTier>; TIERS.len()],
+    tier_families: TierFamilies,
     aborted: [Counter; Abort::ALL.len()],
     rejected: [Counter; RequestLimit::ALL.len()],
     refused: [Counter; ProxyRefusal::ALL.len()],
@@ -267,10 +270,29 @@ struct ResponseTier {
     first_byte: LatencyHistogram,
 }
 
+/// The metrics of responses by tier.
+#[derive(Debug)]
+struct TierFamilies {
+    requests: Family<TierLabel, Counter>,
+    bytes: Family<TierLabel, Counter>,
+    first_byte: Family<TierLabel, LatencyHistogram>,
+}
+
+impl TierFamilies {
+    fn tier(&self, tier: &'static str) -> ResponseTier {
+        let label = TierLabel { tier };
+        ResponseTier {
+            requests: self.requests.get_or_create_owned(&label),
+            bytes: self.bytes.get_or_create_owned(&label),
+            first_byte: self.first_byte.get_or_create_owned(&label),
+        }
+    }
+}
+
 /// The responses with content of one tier, or without content.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TierResponses {
-    /// `ram`, `disk`, `network` or `none`.
+    /// `ram`, `disk`, `site`, `network` or `none`.
     pub tier: &'static str,
     /// Answered requests.
     pub requests: u64,
@@ -293,7 +315,7 @@ pub struct HttpFigures {
     pub bytes: u64,
     /// Aborted responses.
     pub aborted: u64,
-    /// Responses by tier.
+    /// Responses by tier; without the site, if it has answered none.
     pub tiers: Vec<TierResponses>,
 }
 
@@ -341,13 +363,10 @@ impl HttpMetrics {
             prefetched,
             refused,
         } = Families::registered(registry);
-        let tier = |tier| {
-            let label = TierLabel { tier };
-            ResponseTier {
-                requests: tier_requests.get_or_create_owned(&label),
-                bytes: tier_bytes.get_or_create_owned(&label),
-                first_byte: tier_first_byte.get_or_create_owned(&label),
-            }
+        let tier_families = TierFamilies { requests: tier_requests, bytes: tier_bytes, first_byte: tier_first_byte };
+        let tier = |tier| match tier == ContentTier::Site.name() {
+            true => OnceLock::new(),
+            false => OnceLock::from(tier_families.tier(tier)),
         };
         let path = |result| paths.get_or_create_owned(&ResultLabel { result });
         let plain = PlainMetrics::registered(registry);
@@ -357,6 +376,7 @@ impl HttpMetrics {
                 .map(|method| CLASSES.map(|code| requests.get_or_create_owned(&RequestLabels { method, code }))),
             versions: VERSIONS.map(|version| versions.get_or_create_owned(&VersionLabel { version })),
             tiers: TIERS.map(tier),
+            tier_families,
             aborted: Abort::ALL.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
             rejected: RequestLimit::ALL.map(|limit| rejected.get_or_create_owned(&LimitLabel { limit })),
             refused: ProxyRefusal::ALL.map(|reason| refused.get_or_create_owned(&RefusalLabel { reason })),
@@ -382,8 +402,16 @@ impl HttpMetrics {
             connections: self.plain.connections.get(),
             bytes: self.plain.bytes.get(),
             aborted: self.aborted.iter().map(|counter| counter.get()).sum(),
-            tiers: TIERS.into_iter().zip(&self.tiers).map(|(tier, metrics)| metrics.figures(tier)).collect(),
+            tiers: TIERS
+                .into_iter()
+                .zip(&self.tiers)
+                .filter_map(|(tier, metrics)| Some(metrics.get()?.figures(tier)))
+                .collect(),
         }
+    }
+
+    fn tier(&self, index: usize) -> &ResponseTier {
+        self.tiers[index].get_or_init(|| self.tier_families.tier(TIERS[index]))
     }
 
     /// Counts a request that was rejected because of a limit.
@@ -509,7 +537,7 @@ impl Exchange {
             trace.head(status);
         }
         self.tier = tier.map_or(TIERS.len() - 1, |tier| tier as usize);
-        let of_tier = &self.metrics.tiers[self.tier];
+        let of_tier = self.metrics.tier(self.tier);
         of_tier.requests.inc();
         of_tier.first_byte.observe(took);
         self.metrics.requests(self.method, status).inc();
@@ -539,7 +567,7 @@ impl Exchange {
     fn count_bytes(&mut self) {
         let bytes = std::mem::take(&mut self.body_bytes);
         self.metrics.plain.bytes.inc_by(bytes);
-        self.metrics.tiers[self.tier].bytes.inc_by(bytes);
+        self.metrics.tier(self.tier).bytes.inc_by(bytes);
     }
 
     /// The whole body was sent.
@@ -634,6 +662,28 @@ mod tests {
             "causeway_http_tier_bytes_total{tier=\"disk\"} 10",
             "causeway_http_tier_first_byte_seconds_count{tier=\"disk\"} 2",
             "causeway_http_tier_first_byte_seconds_bucket{le=\"+Inf\",tier=\"disk\"} 2",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_tier_of_a_site_has_series_from_its_first_response_on() {
+        let mut registry = Registry::default();
+        let metrics = Arc::new(HttpMetrics::register(&mut registry));
+        let tiers = || metrics.figures().tiers.into_iter().map(|responses| responses.tier).collect::<Vec<_>>();
+        assert_eq!(tiers(), ["ram", "disk", "network", "none"]);
+        assert!(!scrape(&registry).contains("\"site\""));
+        let mut exchange = Exchange::begin(&metrics, &Method::GET, Version::HTTP_11);
+        exchange.head(StatusCode::OK, &HeaderMap::new(), Some(ContentTier::Site));
+        exchange.sent(10);
+        drop(exchange);
+        assert_eq!(tiers(), ["ram", "disk", "site", "network", "none"]);
+        let text = scrape(&registry);
+        for line in [
+            "causeway_http_tier_requests_total{tier=\"site\"} 1",
+            "causeway_http_tier_bytes_total{tier=\"site\"} 10",
+            "causeway_http_tier_first_byte_seconds_count{tier=\"site\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

@@ -6,6 +6,7 @@
 //! │ ├ ipns search, dnslink query a name that was not cached
 //! │ └ block                      one block that was not in memory: its CID, tier and size
 //! │   ├ disk read                whether the disk had it
+//! │   ├ site read                whether the storage that the gateways of a site share had it
 //! │   └ network fetch            from the permit to the verified block
 //! └ network session              blocks and bytes that the network has sent for the request
 //!   ├ dht search, router search  scope, peers asked, providers found
@@ -266,9 +267,12 @@ impl RequestTrace {
         if let Some(tier) = tier {
             attributes.push(("causeway.tier", tier.name().into()));
         }
-        let names = ["causeway.blocks.ram", "causeway.blocks.disk", "causeway.blocks.network"];
-        for (name, count) in names.into_iter().zip(&self.tiers) {
-            attributes.push((name, count.load(Ordering::Relaxed).into()));
+        for tier in ContentTier::ALL {
+            let count = self.tiers[tier as usize].load(Ordering::Relaxed);
+            // Few gateways belong to a site.
+            if tier != ContentTier::Site || count > 0 {
+                attributes.push((blocks_attribute(tier), count.into()));
+            }
         }
         let failed = status.filter(StatusCode::is_server_error);
         let error_type = match (failed, aborted) {
@@ -442,10 +446,22 @@ impl Drop for BlockSpan {
     }
 }
 
-impl LookupObserver for RequestTrace {
-    fn disk_read(&self, cid: &Cid, since: Instant, hit: bool) {
+/// The attribute of a request with the number of blocks that a tier had.
+fn blocks_attribute(tier: ContentTier) -> &'static str {
+    match tier {
+        ContentTier::Ram => "causeway.blocks.ram",
+        ContentTier::Disk => "causeway.blocks.disk",
+        ContentTier::Site => "causeway.blocks.site",
+        ContentTier::Network => "causeway.blocks.network",
+    }
+}
+
+impl RequestTrace {
+    /// Records that a tier was read for a block from `since` until now: its span has `name`, and whether the tier had
+    /// the block as the attribute `hit_name`.
+    fn tier_read(&self, tier: ContentTier, cid: &Cid, since: Instant, (name, hit_name): SpanNames, hit: bool) {
         if hit {
-            self.count(ContentTier::Disk);
+            self.count(tier);
         }
         let span = {
             let mut state = self.state();
@@ -453,13 +469,26 @@ impl LookupObserver for RequestTrace {
                 return self.trace.drop_below();
             };
             if hit {
-                block.tier = Some(ContentTier::Disk);
+                block.tier = Some(tier);
             }
             block.span
         };
         let Some(id) = self.trace.reserve(SpanGroup::Block) else { return };
-        let attributes = vec![("causeway.disk.hit", hit.into())];
-        self.record(id, span, "disk read", SpanKind::Internal, (since, Instant::now()), attributes, None);
+        let attributes = vec![(hit_name, hit.into())];
+        self.record(id, span, name, SpanKind::Internal, (since, Instant::now()), attributes, None);
+    }
+}
+
+/// The names of a span and of its attribute.
+type SpanNames = (&'static str, &'static str);
+
+impl LookupObserver for RequestTrace {
+    fn disk_read(&self, cid: &Cid, since: Instant, hit: bool) {
+        self.tier_read(ContentTier::Disk, cid, since, ("disk read", "causeway.disk.hit"), hit);
+    }
+
+    fn site_read(&self, cid: &Cid, since: Instant, hit: bool) {
+        self.tier_read(ContentTier::Site, cid, since, ("site read", "causeway.site.hit"), hit);
     }
 
     fn follows(&self, cid: &Cid) {

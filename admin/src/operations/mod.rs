@@ -180,7 +180,7 @@ impl Operations {
     }
 
     fn store(&self) -> &Arc<dyn BlockStore> {
-        self.parts().tiers.disk()
+        self.parts().tiers.store()
     }
 
     /// The maximum number of blocks that a traversal visits.

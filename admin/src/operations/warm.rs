@@ -255,7 +255,7 @@ impl Operations {
         }
     }
 
-    /// Fetches one block. A locally stored block whose links are not needed is not read.
+    /// Fetches one block. A block in memory or on the disk whose links are not needed is not read.
     async fn fetch_one(&self, source: Arc<RootSource>, cid: Cid, reads: bool, ahead: Option<ReadAhead>) -> Fetched {
         let tiers = &self.parts().tiers;
         let held = BlockKey::of(&cid).is_none_or(|key| tiers.ram().holds(&key));

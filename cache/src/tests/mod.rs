@@ -25,6 +25,7 @@ mod reads;
 mod rebuild;
 mod scrub;
 mod singleflight;
+mod site_tier;
 mod small;
 mod sources;
 mod suite;

@@ -365,9 +365,9 @@ async fn a_counted_upstream_counts_as_the_network_tier_and_fills_no_tier() {
             .await,
         Err(SourceError::Busy { retry_after: std::time::Duration::ZERO })
     );
-    let TiersFigures { network, ram: of_ram, disk: of_disk } = tiers.figures();
+    let TiersFigures { network, ram: of_ram, disk: of_disk, site } = tiers.figures();
     assert_eq!(network, TierFigures { hits: 1, misses: 1, errors: 1, bytes: 1_000 });
-    assert_eq!((of_ram, of_disk), Default::default());
+    assert_eq!((of_ram, of_disk, site), Default::default());
     assert_eq!((source.peek(block.cid()), source.read_now(block.cid()), upstream.asked()), (None, None, 2));
     disk.flush().await.expect("flushes");
     assert!(!ram.holds(&key(&block)) && disk.stats().blocks == 0);

@@ -225,8 +225,8 @@ impl<'a> Assembly<'a> {
         let log = RequestLog::new(&self.loaded.config.log, self.access_log.clone());
         let challenges = acme.map(|acme| Arc::clone(acme.challenges())).unwrap_or_default();
         let gateway = Gateway::new(wiring, http, self.limits()).logging_to(log).tracing_with(self.tracer.clone());
-        let disk = Arc::clone(storage.tiers.disk());
-        let gateway = gateway.with_plain_files(Arc::new(move |zstd_file| disk.plain_file(zstd_file)));
+        let store = Arc::clone(storage.tiers.store());
+        let gateway = gateway.with_plain_files(Arc::new(move |zstd_file| store.plain_file(zstd_file)));
         let gateway = Arc::new(gateway.with_challenges(challenges));
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.invalidate_caches()));

@@ -2,10 +2,11 @@
 //! tiers over time (figure 11b), latencies and sizes (figure 11a), and the popularity of roots.
 
 use super::axis::{Axis, Scale};
-use super::view::{IntervalView, ReportView, name_of};
+use super::view::{IntervalView, ReportView, TierView, name_of};
 use anyhow::Context as _;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, ValueFormatter};
 use plotters::prelude::*;
+use services::access_log::record::ContentTier;
 use std::ops::Range;
 use std::path::Path;
 
@@ -15,8 +16,8 @@ const TITLE_PIXELS: u32 = 22;
 const MARGIN: i32 = 16;
 /// Okabe and Ito's colours, which people with colour vision deficiency can tell apart
 /// (<https://jfly.uni-koeln.de/color/>).
-const COLOURS: [RGBColor; 4] =
-    [RGBColor(60, 60, 60), RGBColor(0, 114, 178), RGBColor(230, 159, 0), RGBColor(213, 94, 0)];
+const COLOURS: [RGBColor; 5] =
+    [RGBColor(60, 60, 60), RGBColor(0, 114, 178), RGBColor(230, 159, 0), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
 const GRID: RGBColor = RGBColor(220, 220, 220);
 const INK: RGBColor = RGBColor(30, 30, 30);
 
@@ -49,8 +50,7 @@ pub(super) fn write(dir: &Path, view: &ReportView) -> anyhow::Result<()> {
 }
 
 fn charts(view: &ReportView) -> Vec<Chart> {
-    let tiers = || view.tiers.iter().zip(1..);
-    let latencies = tiers().map(|(tier, colour)| Series {
+    let latencies = of_tiers(view).map(|(tier, _, colour)| Series {
         name: name_of(tier.tier).to_owned(),
         colour,
         points: tier.first_byte_distribution.clone(),
@@ -97,7 +97,21 @@ fn charts(view: &ReportView) -> Vec<Chart> {
 }
 
 type Counts = fn(&IntervalView) -> u64;
-const OF_TIERS: [Counts; 3] = [|interval| interval.ram, |interval| interval.disk, |interval| interval.network];
+/// The requests of each tier in an interval, and its colour.
+const OF_TIERS: [(ContentTier, Counts, usize); ContentTier::ALL.len()] = [
+    (ContentTier::Ram, |interval| interval.ram, 1),
+    (ContentTier::Disk, |interval| interval.disk, 2),
+    (ContentTier::Site, |interval| interval.site.unwrap_or_default(), 4),
+    (ContentTier::Network, |interval| interval.network, 3),
+];
+
+/// The tiers of a report, with their counts in an interval and their colours.
+fn of_tiers(view: &ReportView) -> impl Iterator<Item = (&TierView, Counts, usize)> {
+    view.tiers.iter().filter_map(|tier| {
+        let (_, count, colour) = OF_TIERS.into_iter().find(|(known, ..)| known.name() == tier.tier)?;
+        Some((tier, count, colour))
+    })
+}
 
 fn rates(view: &ReportView) -> Vec<Series> {
     let per_second = |count: Counts| {
@@ -106,8 +120,8 @@ fn rates(view: &ReportView) -> Vec<Series> {
         view.rate.intervals.iter().map(point).collect::<Vec<_>>()
     };
     let all = Series { name: "all".to_owned(), colour: 0, points: per_second(|interval| interval.requests) };
-    let of_tiers = view.tiers.iter().zip(OF_TIERS).zip(1..).filter(|((tier, _), _)| tier.requests > 0);
-    let of_tiers = of_tiers.map(|((tier, count), colour)| Series {
+    let of_tiers = of_tiers(view).filter(|(tier, ..)| tier.requests > 0);
+    let of_tiers = of_tiers.map(|(tier, count, colour)| Series {
         name: name_of(tier.tier).to_owned(),
         colour,
         points: per_second(count),
@@ -118,14 +132,14 @@ fn rates(view: &ReportView) -> Vec<Series> {
 fn shares(view: &ReportView) -> Vec<Series> {
     let share = |count: Counts| {
         let point = move |interval: &IntervalView| {
-            let all: u64 = OF_TIERS.iter().map(|of| of(interval)).sum();
+            let all: u64 = OF_TIERS.iter().map(|(_, of, _)| of(interval)).sum();
             (all > 0).then(|| (interval.seconds as f64, count(interval) as f64 / all as f64))
         };
         view.rate.intervals.iter().filter_map(point).collect::<Vec<_>>()
     };
-    let series = view.tiers.iter().zip(OF_TIERS).zip(1..);
+    let series = of_tiers(view);
     series
-        .map(|((tier, count), colour)| Series { name: name_of(tier.tier).to_owned(), colour, points: share(count) })
+        .map(|(tier, count, colour)| Series { name: name_of(tier.tier).to_owned(), colour, points: share(count) })
         .collect()
 }
 

@@ -236,6 +236,35 @@ fn charts_are_written_for_any_log() {
 }
 
 #[test]
+fn the_shared_storage_of_a_site_has_a_row_if_the_log_has_it() {
+    let dir = TempDir::new().expect("a folder");
+    let path = dir.path().join("access.log");
+    let mut records = day();
+    let view = |records: &[AccessRecord<'_>]| {
+        std::fs::write(&path, log(records, LineFormat::Json)).expect("writes");
+        report(&[&path])
+    };
+    let names = |view: &Value| {
+        let tiers = view["tiers"].as_array().expect("a list").iter();
+        tiers.map(|tier| tier["tier"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    let without = view(&records);
+    assert_eq!(names(&without), ["ram", "disk", "network"]);
+    assert!(without["rate"]["intervals"][0].get("site").is_none(), "{}", without["rate"]["intervals"][0]);
+
+    records.iter_mut().filter(|record| record.tier == Some(ContentTier::Disk)).take(100).for_each(|record| {
+        record.tier = Some(ContentTier::Site);
+    });
+    let with = view(&records);
+    assert_eq!(names(&with), ["ram", "disk", "site", "network"]);
+    assert_eq!((&with["tiers"][1]["requests"], &with["tiers"][2]["requests"]), (&302.into(), &100.into()));
+    assert_eq!(with["rate"]["intervals"][0]["site"], 0);
+    execute(&ReportArgs { svg: Some(dir.path().to_owned()), ..args(&[&path]) }).expect("writes");
+    let chart = std::fs::read_to_string(dir.path().join("tiers.svg")).expect("reads");
+    ["memory", "disk", "site", "network"].into_iter().for_each(|name| assert!(chart.contains(name), "{name}"));
+}
+
+#[test]
 fn the_text_has_the_tables() {
     let dir = TempDir::new().expect("a folder");
     let path = dir.path().join("access.log");

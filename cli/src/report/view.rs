@@ -1,6 +1,6 @@
 //! [`ReportView`]: the report as JSON, and as tables.
 
-use super::summary::{Rate, Summary, TierSummary};
+use super::summary::{Summary, TIERS, TierSummary};
 use crate::output::{count, table};
 use crate::values::{latency, share};
 use api::text::size;
@@ -90,6 +90,9 @@ pub(super) struct IntervalView {
     pub requests: u64,
     pub ram: u64,
     pub disk: u64,
+    /// Only if the log has requests of the tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub site: Option<u64>,
     pub network: u64,
 }
 
@@ -171,7 +174,7 @@ impl ReportView {
             statuses: shares(names.iter().map(|(name, requests)| (&**name, *requests)), summary.requests),
             tiers: tiers(&summary.tiers, second),
             fast_share: summary.latency.share_up_to(FAST_SECONDS * 1e6).map(rounded),
-            rate: RateView::of(&summary.rate, summary.requests, second((to - from) as f64)),
+            rate: RateView::of(summary, second((to - from) as f64)),
             sizes: DistributionView {
                 median_bytes: summary.sizes.quantile(0.5).map(f64::round),
                 p95_bytes: summary.sizes.quantile(0.95).map(f64::round),
@@ -324,7 +327,9 @@ fn tiers(summaries: &[TierSummary], second: impl Fn(f64) -> f64) -> Vec<TierView
             first_byte_distribution: points(summary.latency.distribution(POINTS_MAX), |us| rounded(second(us))),
         }
     };
-    ContentTier::ALL.into_iter().zip(summaries).map(view).collect()
+    // Few gateways belong to a site.
+    let is_shown = |(tier, summary): &(ContentTier, &TierSummary)| *tier != ContentTier::Site || summary.requests > 0;
+    ContentTier::ALL.into_iter().zip(summaries).filter(is_shown).map(view).collect()
 }
 
 fn points(points: Vec<(f64, f64)>, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
@@ -332,23 +337,28 @@ fn points(points: Vec<(f64, f64)>, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)
 }
 
 impl RateView {
-    fn of(rate: &Rate, requests: u64, seconds: f64) -> Self {
-        let rate = rate.with_at_most(INTERVALS_MAX);
+    fn of(summary: &Summary, seconds: f64) -> Self {
+        let rate = summary.rate.with_at_most(INTERVALS_MAX);
+        let has_site = summary.tiers[ContentTier::Site as usize].requests > 0;
         let length = rate.interval_seconds as f64;
         let peak = rate.intervals.iter().max_by_key(|(start, counts)| (counts[0], -**start));
         let (peak_at, peak) = peak.map_or((0, 0), |(start, counts)| (*start, counts[0]));
-        let interval = |(start, counts): (&i64, &[u64; 4])| IntervalView {
-            from: rfc3339_of_seconds(*start),
-            seconds: *start,
-            requests: counts[0],
-            ram: counts[1],
-            disk: counts[2],
-            network: counts[3],
+        let interval = |(start, counts): (&i64, &[u64; 1 + TIERS])| {
+            let of = |tier: ContentTier| counts[1 + tier as usize];
+            IntervalView {
+                from: rfc3339_of_seconds(*start),
+                seconds: *start,
+                requests: counts[0],
+                ram: of(ContentTier::Ram),
+                disk: of(ContentTier::Disk),
+                site: has_site.then(|| of(ContentTier::Site)),
+                network: of(ContentTier::Network),
+            }
         };
         Self {
             interval_seconds: rate.interval_seconds,
             // A log of a moment has no rate.
-            mean_per_second: rounded(requests as f64 / seconds.max(1.0)),
+            mean_per_second: rounded(summary.requests as f64 / seconds.max(1.0)),
             peak_per_second: rounded(peak as f64 / length),
             peak_at: rfc3339_of_seconds(peak_at),
             intervals: rate.intervals.iter().map(interval).collect(),

@@ -21,7 +21,7 @@ use services::rate_limiter::RateLimiter;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 /// Opens the session of a root: the local tiers, then the network behind the gate.
@@ -29,7 +29,7 @@ pub type OpenSession = dyn Fn(&Cid, FetchPermits) -> Arc<dyn BlockSource> + Send
 
 /// The sources of blocks.
 pub struct Sources {
-    /// The local tiers: memory and disk.
+    /// The local tiers: memory and disk, and the shared storage of a site.
     pub local: Arc<dyn BlockSource>,
     /// Opens a session, which includes the network.
     pub open_session: Box<OpenSession>,
@@ -47,6 +47,8 @@ pub enum Tier {
     Ram,
     /// The disk was read.
     Disk,
+    /// The shared storage of the site was read.
+    Site,
     /// The network was used.
     Network,
 }
@@ -55,9 +57,10 @@ pub enum Tier {
 pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// The tiers in logs and metrics, and their values of `Server-Timing`.
-const TIERS: [(Tier, ContentTier, &str); 3] = [
+const TIERS: [(Tier, ContentTier, &str); 4] = [
     (Tier::Ram, ContentTier::Ram, "tier;desc=\"ram\""),
     (Tier::Disk, ContentTier::Disk, "tier;desc=\"disk\""),
+    (Tier::Site, ContentTier::Site, "tier;desc=\"site\""),
     (Tier::Network, ContentTier::Network, "tier;desc=\"network\""),
 ];
 
@@ -88,6 +91,7 @@ impl Farthest {
         match self.0.load(Ordering::Relaxed) {
             0 => Tier::Ram,
             1 => Tier::Disk,
+            2 => Tier::Site,
             _ => Tier::Network,
         }
     }
@@ -322,7 +326,7 @@ impl PacedSource {
     fn delay(&self) -> Duration {
         match self.source.tier() {
             Tier::Network => self.rates.overdraft(self.source.client()),
-            Tier::Ram | Tier::Disk => Duration::ZERO,
+            Tier::Ram | Tier::Disk | Tier::Site => Duration::ZERO,
         }
     }
 }
@@ -437,9 +441,9 @@ impl FetchPermits {
         Ok(())
     }
 
-    /// The observer of look-ups in the local tiers, if the request is traced.
+    /// The observer of look-ups in the local tiers.
     pub fn lookup_observer(&self) -> Option<Arc<dyn LookupObserver>> {
-        self.client.trace.clone().map(|trace| trace as _)
+        Some(Arc::new(RequestLookups { farthest: Arc::clone(&self.farthest), trace: self.client.trace.clone() }))
     }
 
     /// The observer of what the network does, if the request is traced.
@@ -451,6 +455,34 @@ impl FetchPermits {
     fn charge(&self, fetched: &Result<Block, SourceError>) {
         if let (Some(rates), Ok(block)) = (&self.client.rates, fetched) {
             rates.charge(self.client.address, block.data().len());
+        }
+    }
+}
+
+/// Records the tiers that are read for a request, and tells its trace if it is traced.
+struct RequestLookups {
+    farthest: Arc<Farthest>,
+    trace: Option<Arc<RequestTrace>>,
+}
+
+impl LookupObserver for RequestLookups {
+    /// The disk was recorded when the block was requested.
+    fn disk_read(&self, cid: &Cid, since: Instant, hit: bool) {
+        if let Some(trace) = &self.trace {
+            trace.disk_read(cid, since, hit);
+        }
+    }
+
+    fn site_read(&self, cid: &Cid, since: Instant, hit: bool) {
+        self.farthest.record_tier(Tier::Site);
+        if let Some(trace) = &self.trace {
+            trace.site_read(cid, since, hit);
+        }
+    }
+
+    fn follows(&self, cid: &Cid) {
+        if let Some(trace) = &self.trace {
+            trace.follows(cid);
         }
     }
 }

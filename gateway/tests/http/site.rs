@@ -2,7 +2,7 @@
 
 use crate::certificate::{Encrypted, Files};
 use bytes::Bytes;
-use cache::{BlockStore as _, Disk, DiskOptions, Ram, TierMetrics, Tiers};
+use cache::{BlockStore, Disk, DiskOptions, Ram, SiteTier, TierMetrics, Tiers};
 use content::ipns::Record;
 use content::names::Key;
 use content::{
@@ -45,6 +45,8 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// The setup of a gateway.
 pub struct Setup {
     pub blocks: Vec<Block>,
+    /// The storage that this gateway shares with the others of its site, if it belongs to one.
+    pub shared: Option<Arc<dyn BlockStore>>,
     pub upstream: Option<Arc<dyn BlockSource>>,
     pub policy: Arc<dyn Policy>,
     pub limits: RequestLimits,
@@ -62,6 +64,7 @@ impl Setup {
     pub fn new(blocks: &[&Block]) -> Self {
         Self {
             blocks: blocks.iter().map(|block| (*block).clone()).collect(),
+            shared: None,
             upstream: None,
             policy: Arc::new(AllowAll),
             limits: RequestLimits::default(),
@@ -79,7 +82,15 @@ impl Setup {
         let disk = Disk::open(&dir.path().join("store"), DiskOptions::default()).expect("the store opens");
         let mut registry = Registry::default();
         let tier_metrics = TierMetrics::register(&mut registry);
-        let tiers = Tiers::new(Ram::new(64 << 20), disk.handle(), Arc::clone(&self.policy), tier_metrics);
+        let (ram, policy) = (Ram::new(64 << 20), Arc::clone(&self.policy));
+        let tiers = match self.shared {
+            None => Tiers::new(ram, disk.handle(), policy, tier_metrics),
+            Some(store) => {
+                let site =
+                    SiteTier { blocks: Arc::new(store.handle()), blocks_for_peers: Arc::new(store.handle()), store };
+                Tiers::of_site(ram, disk.handle(), site, policy, tier_metrics)
+            }
+        };
         for block in self.blocks {
             disk.put_cached(block).await;
         }

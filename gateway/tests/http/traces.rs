@@ -122,6 +122,41 @@ async fn a_cold_fetch_is_a_tree_and_a_warm_one_is_counted() {
     assert_eq!(number(request, "causeway.blocks.network"), Some(0));
 }
 
+#[tokio::test]
+async fn blocks_of_the_shared_storage_of_a_site_are_a_tier_of_their_own() {
+    let leaves = [raw(noise(1, 1000)), raw(noise(2, 1000))];
+    let file = file(&leaves);
+    let shared = cache::memory::open(&cache::memory::MemoryOptions::default()).expect("opens");
+    for block in leaves.iter().chain([&file]) {
+        shared.put_cached(block.clone()).await;
+    }
+    shared.flush().await.expect("writes");
+    let traced = Traced::start(1.0, Setup { shared: Some(shared), ..Setup::new(&[]) }).await;
+    let path = format!("/ipfs/{}", file.cid());
+    let answer = traced.site.get(&path).await;
+    let tier = answer.headers()["server-timing"].to_str().expect("text").to_owned();
+    assert_eq!((answer.status().as_u16(), &*tier), (200, "tier;desc=\"site\""));
+    assert_eq!(answer.bytes().await.expect("is whole").len(), 2000);
+    let trace = traced.next().await;
+    let request = &trace.spans[0];
+    assert_eq!(text(request, "causeway.tier"), Some("site"));
+    let blocks = ["disk", "site", "network"].map(|tier| number(request, &format!("causeway.blocks.{tier}")));
+    assert_eq!(blocks, [Some(0), Some(3), Some(0)], "{request:?}");
+    let reads = named(&trace, "site read");
+    assert_eq!(reads.len(), 3, "{trace:?}");
+    for read in reads {
+        assert_eq!(above(&trace, read)[0], "block");
+        assert!(matches!(attribute(read, "causeway.site.hit"), Some(AttributeValue::Boolean(true))), "{read:?}");
+    }
+    assert!(named(&trace, "block").iter().all(|block| text(block, "causeway.block.tier") == Some("site")));
+
+    assert_eq!(traced.site.get(&path).await.bytes().await.expect("is whole").len(), 2000);
+    let again = traced.next().await;
+    let request = &again.spans[0];
+    assert_eq!((text(request, "causeway.tier"), attribute(request, "causeway.blocks.site")), (Some("ram"), None));
+    assert_eq!(traced.site.metric("causeway_http_tier_requests_total{tier=\"site\"}"), 1);
+}
+
 /// Names that are looked up whenever they are resolved.
 struct LookedUp {
     names: Names,

@@ -24,19 +24,22 @@ pub enum ContentTier {
     Ram,
     /// The block store.
     Disk,
+    /// The storage that the gateways of a site share.
+    Site,
     /// The network.
     Network,
 }
 
 impl ContentTier {
     /// All tiers, the nearest first.
-    pub const ALL: [Self; 3] = [Self::Ram, Self::Disk, Self::Network];
+    pub const ALL: [Self; 4] = [Self::Ram, Self::Disk, Self::Site, Self::Network];
 
     /// The name in logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ram => "ram",
             Self::Disk => "disk",
+            Self::Site => "site",
             Self::Network => "network",
         }
     }

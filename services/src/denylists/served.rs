@@ -35,7 +35,7 @@ impl PeerSource {
     async fn check(&self, cid: &Cid) -> Result<(), SourceError> {
         let refused = SourceError::Refused { cid: *cid, verdict: Verdict::Unlisted };
         let Some(key) = BlockKey::of(cid) else { return Err(refused) };
-        if self.tiers.disk().is_pinned(&key).await? { Ok(()) } else { Err(refused) }
+        if self.tiers.store().is_pinned(&key).await? { Ok(()) } else { Err(refused) }
     }
 
     /// Drops a block if one that is inlined in its links is withheld.

@@ -228,7 +228,7 @@ impl Control {
         for root in
             pins.into_removable(&withheld, named.filter(|_| is_whole)).into_iter().filter(|root| self.is_refused(root))
         {
-            if self.tiers.disk().remove_pin(&root).await? {
+            if self.tiers.store().remove_pin(&root).await? {
                 done.unpinned.push(root);
             }
         }
@@ -332,7 +332,7 @@ impl Control {
 
     /// The roots of pins.
     async fn pins(&self) -> Result<PinnedRoots, ControlError> {
-        let pins = self.tiers.disk().pins().await?;
+        let pins = self.tiers.store().pins().await?;
         let (withheld, allowed) = pins.into_iter().map(|pin| pin.root).partition(|root| self.is_refused(root));
         Ok(PinnedRoots { allowed, withheld })
     }
@@ -548,7 +548,7 @@ impl BlockSource for LocalBlocks {
     }
 
     fn has(&self, cid: &Cid) -> futures::future::BoxFuture<'static, Result<bool, SourceError>> {
-        self.tiers.disk().has(cid)
+        self.tiers.store().has(cid)
     }
 }
 

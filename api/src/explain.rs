@@ -122,6 +122,10 @@ pub struct HeldView {
     pub ram: bool,
     /// Whether it is on the disk.
     pub disk: bool,
+    /// Whether it is in the storage that the gateways of a site share; only if the gateway belongs to one, and that
+    /// storage answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<bool>,
     /// The stored form: `raw`, `zstd` or `envelope`.
     pub form: Option<String>,
     /// The size on the disk, in bytes.
@@ -145,6 +149,9 @@ pub struct ContentView {
     pub ram_blocks: u64,
     /// The number of these blocks on the disk.
     pub disk_blocks: u64,
+    /// The number of these blocks in the storage that the gateways of a site share; only if the gateway belongs to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site_blocks: Option<u64>,
     /// The number of these blocks that a pin protects.
     pub pinned_blocks: u64,
     /// The number of known blocks that are not stored locally. Blocks below these are unknown.

@@ -18,6 +18,9 @@ pub struct HistorySampleView {
     pub ram_hits: f64,
     /// Blocks from the disk per second.
     pub disk_hits: f64,
+    /// Blocks from the shared storage of the site per second; only if the gateway belongs to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site_hits: Option<f64>,
     /// Blocks from the network per second.
     pub network_hits: f64,
     /// The median time to the first byte of the interval's responses, in seconds; `null` without responses.

@@ -25,6 +25,9 @@ pub struct TiersView {
     pub ram: TierView,
     /// The block store.
     pub disk: TierView,
+    /// The storage that the gateways of a site share; only if the gateway belongs to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<TierView>,
     /// The network.
     pub network: TierView,
 }
@@ -45,7 +48,7 @@ pub struct HttpView {
     /// Aborted responses.
     pub aborted: u64,
     /// Answered requests by the farthest tier that was read for the first byte of the response: `ram`, `disk` or
-    /// `network`, or `none` for responses without content.
+    /// `network`, or `none` for responses without content; `site` only if the shared storage of a site was read.
     #[serde(default)]
     pub tiers: BTreeMap<String, ResponseTierView>,
 }
@@ -161,6 +164,9 @@ pub struct RatesView {
     pub ram_hits: f64,
     /// Blocks from the disk.
     pub disk_hits: f64,
+    /// Blocks from the shared storage of the site; only if the gateway belongs to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site_hits: Option<f64>,
     /// Blocks from the network.
     pub network_hits: f64,
     /// Bytes received from peers.

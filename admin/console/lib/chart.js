@@ -77,10 +77,10 @@ function nearest(samples, time) {
 function edgesOf(series, samples, stacked) {
   const ground = samples.map(() => 0);
   let below = ground;
-  return series.map(({ value }) => {
+  return series.map(({ value, optional }) => {
     const lower = stacked ? below : ground;
     const upper = samples.map((sample, index) => {
-      const own = value(sample);
+      const own = value(sample) ?? (optional ? 0 : NaN);
       return Number.isFinite(own) ? own + lower[index] : NaN;
     });
     below = upper;
@@ -88,7 +88,8 @@ function edgesOf(series, samples, stacked) {
   });
 }
 
-// A chart of `series` [{name, colour: 1..5, value(sample)}] over samples with a member `at`, oldest first.
+// A chart of `series` [{name, colour: 1..5, value(sample), optional}] over samples with a member `at`, oldest first. An
+// optional series, whose missing values are 0, is shown if any sample has it.
 //
 // `format` makes text of a value; `base` 1024 is for bytes. The scale is at least `minimum` high; `log` is a logarithmic one
 // around it. `stacked` series are areas on top of each other; the area of a single series is filled. Charts with the same
@@ -112,6 +113,7 @@ export function chart(title, series, format, { base = 10, minimum = 0, log = fal
   const plot = h("div", { class: "plot", role: "slider", tabindex: "0", "aria-label": `${title}: time` }, svg, top, middle);
   const range = h("div", { class: "range", "aria-hidden": "true" }, from, chosenTime, to);
   const element = h("figure", { class: `chart ${stacked ? "stacked" : ""}` }, h("figcaption", {}, title), h("ul", { class: "legend" }, keys), plot, range);
+  const isShown = series.map(() => true);
   let samples = [];
   let span = { from: 0, to: 0 };
   let chosen = null;
@@ -125,7 +127,7 @@ export function chart(title, series, format, { base = 10, minimum = 0, log = fal
     cursor.setAttribute("x1", place);
     cursor.setAttribute("x2", place);
     setText(chosenTime, chosen === null || !sample ? "" : clock(sample.at));
-    const texts = series.map(({ name }, index) => `${name} ${readings[index].textContent}`);
+    const texts = series.map(({ name }, index) => `${name} ${readings[index].textContent}`).filter((_, index) => isShown[index]);
     plot.setAttribute("aria-valuenow", sample?.at ?? 0);
     plot.setAttribute("aria-valuetext", sample ? `${clock(sample.at)}: ${texts.join(", ")}` : "no samples yet");
   }
@@ -158,6 +160,11 @@ export function chart(title, series, format, { base = 10, minimum = 0, log = fal
 
   function show(newSamples) {
     samples = newSamples;
+    series.forEach(({ value, optional }, index) => {
+      if (!optional) return;
+      isShown[index] = samples.some((sample) => value(sample) !== undefined);
+      for (const part of [keys[index], lines[index], areas[index]]) part?.toggleAttribute("hidden", !isShown[index]);
+    });
     const latest = samples.at(-1)?.at ?? 0;
     span = { from: Math.min(samples[0]?.at ?? 0, latest - SPAN_MIN), to: latest };
     const gap = Math.max(GAP_MIN, (4 * (latest - (samples[0]?.at ?? 0))) / Math.max(1, samples.length - 1));

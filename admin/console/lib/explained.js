@@ -27,17 +27,22 @@ const isOffline = ({ root, network }) => Boolean(root) && !network;
 const isInCid = ({ content, blocks }) => content !== null && content.blocks_here + content.missing_blocks + blocks.length === 0;
 const isWithheld = ({ policy }) => Boolean(policy) && policy.verdict !== "allow";
 
+// Whether the gateway belongs to a site, whose shared storage is asked after the disk.
+const hasSite = ({ content, blocks }) => Number.isFinite(content?.site_blocks) || blocks.some((block) => block.site !== undefined);
+
 // The tier that the answer would come from: the farthest one that all of it needs. "none" is an answer without blocks.
 function tierOf(view) {
   const { route, missing, content, blocks } = view;
   if (isWithheld(view) || (route && route.kind !== "content")) return "none";
   if (missing || (!content && !view.answer)) return "network";
   // A path that leads nowhere, or one that could not be read.
-  if (!content) return blocks.length === 0 ? "none" : blocks.every((block) => block.ram) ? "ram" : "disk";
+  const areIn = (...names) => blocks.every((block) => names.some((name) => block[name]));
+  if (!content) return blocks.length === 0 ? "none" : areIn("ram") ? "ram" : !hasSite(view) || areIn("ram", "disk") ? "disk" : "site";
   if (needsAll(view) && content.missing_blocks > 0) return "network";
   if (isInCid(view)) return "none";
-  const isInRam = blocks.every((block) => block.ram) && (!needsAll(view) || content.ram_blocks >= content.blocks_here);
-  return isInRam ? "ram" : "disk";
+  const hasAll = (number) => !needsAll(view) || number >= content.blocks_here;
+  if (areIn("ram") && hasAll(content.ram_blocks)) return "ram";
+  return !hasSite(view) || (areIn("ram", "disk") && hasAll(content.disk_blocks)) ? "disk" : "site";
 }
 
 const STATUSES = {
@@ -58,6 +63,7 @@ export function headlineOf(view) {
   if (answer && answer.status >= 400) return [`Answered with ${statusText(answer.status)}`, "warning"];
   if (tier === "ram") return ["Answered from RAM", "ok"];
   if (tier === "disk") return ["Answered from the disk", "ok"];
+  if (tier === "site") return ["Answered from the shared storage of the site", "ok"];
   if (isInCid(view)) return ["Answered from the CID: it contains the data", "ok"];
   if (tier === "none") return [`Answered without content${answer ? `: ${statusText(answer.status)}` : ""}`, "info"];
   if (isOffline(view)) return ["Blocks are missing, and this node is offline", "warning"];
@@ -74,8 +80,9 @@ export function summaryOf(view) {
   const parts = [];
   if (answer) parts.push(`The response is ${statusText(answer.status)}${answer.bytes === null ? "" : ` with ${bytes(answer.bytes)}`}.`);
   if (content && !isInCid(view)) {
-    const { ram_blocks: ram, disk_blocks: disk, missing_blocks: lacking, pinned_blocks: pinned } = content;
-    parts.push(`Of its blocks, ${are(ram)} in RAM and ${count(disk)} on the disk; ${atLeast(content)}${are(lacking)} missing.`);
+    const { ram_blocks: ram, disk_blocks: disk, site_blocks: shared, missing_blocks: lacking, pinned_blocks: pinned } = content;
+    const places = hasSite(view) ? `, ${count(disk)} on the disk and ${count(shared ?? 0)} in the shared storage` : ` and ${count(disk)} on the disk`;
+    parts.push(`Of its blocks, ${are(ram)} in RAM${places}; ${atLeast(content)}${are(lacking)} missing.`);
     parts.push(pinned === 0 ? "None is pinned." : `${are(pinned)} pinned.`);
   }
   if (missing) parts.push("A block on the path is not stored here.");
@@ -159,10 +166,10 @@ function targetStep({ content, root, missing, remembered }) {
 
 function tiers(view) {
   const answers = tierOf(view);
-  const order = ["ram", "disk", "network"];
+  const order = ["ram", "disk", ...(hasSite(view) ? ["site"] : []), "network"];
   const reached = order.indexOf(answers);
   const isPartly = view.content?.blocks_here > 0;
-  const boxes = [ramBox(view), diskBox(view), networkBox(view)];
+  const boxes = order.map((name) => BOXES[name](view));
   return boxes.map(({ name, colour, content }, index) => {
     const isAnswer = index === reached && !(name === "Network" && isOffline(view));
     const state = isAnswer ? "answers" : index < reached ? "passed" : "unused";
@@ -208,6 +215,14 @@ function diskBox(view) {
   const texts = about(onPath(view.blocks, (block) => block.disk), part > 0 ? text : null);
   return { name: "Disk", colour: 3, content: [whole === 0 ? nothing(view) : amount(part, whole, "the disk", 3, isMore), texts] };
 }
+
+function siteBox(view) {
+  const { part, whole, isMore } = known(view, (block) => block.site, "site_blocks");
+  const texts = about(onPath(view.blocks, (block) => block.site));
+  return { name: "Site", colour: 4, content: [whole === 0 ? nothing(view) : amount(part ?? 0, whole, "the shared storage", 4, isMore), texts] };
+}
+
+const BOXES = { ram: ramBox, disk: diskBox, site: siteBox, network: networkBox };
 
 function networkBox(view) {
   const { content, missing, network, root } = view;

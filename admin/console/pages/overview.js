@@ -11,8 +11,9 @@ import { Samples } from "../lib/samples.js";
 import { badge, budgetMeter, card, copyButton, icon, identifier, meter, pageHead, tile } from "../lib/ui.js";
 import { TRANSPORTS } from "../lib/words.js";
 
-// The tiers in the order in which they are asked, with the colours that they have in all pictures.
-const TIERS = [["ram", "RAM", 1], ["disk", "Disk", 3], ["network", "Network", 2]];
+// The tiers in the order in which they are asked, with the colours that they have in all pictures. Only a gateway that belongs
+// to a site has that of its shared storage.
+const TIERS = [["ram", "RAM", 1], ["disk", "Disk", 3], ["site", "Site", 4], ["network", "Network", 2]];
 const HEALTH_EVERY = 10;
 const HISTORY_EVERY = 30;
 const NODE_EVERY = 60;
@@ -238,7 +239,8 @@ function figures() {
   function showLocal(stats) {
     const answers = answersOf(stats);
     const sum = answers.reduce((all, one) => all + one, 0);
-    const about = sum === 0 ? "No content in the last minute" : `RAM ${share(answers[0], sum)} · disk ${share(answers[1], sum)}`;
+    const site = stats.tiers.site ? ` · site ${share(answers[2], sum)}` : "";
+    const about = sum === 0 ? "No content in the last minute" : `RAM ${share(answers[0], sum)} · disk ${share(answers[1], sum)}${site}`;
     parts.local.show(share(answers[0] + answers[1], sum), about);
     bar.style.background = sharesOf(answers, sum);
   }
@@ -279,17 +281,18 @@ function tiersCard() {
     const cells = ["numeric", "numeric", "numeric", "numeric", "numeric wide-only"].map((kind) => h("td", { class: kind }, "–"));
     const bar = meter(0, 1, `Share of ${name}`, `c${colour}`);
     const title = h("th", { scope: "row" }, h("i", { class: `c${colour}` }), name);
-    const row = h("tr", {}, title, h("td", { class: "wide-only" }, bar), cells);
+    const row = h("tr", { hidden: id === "site" }, title, h("td", { class: "wide-only" }, bar), cells);
     return { id, row, bar, cells };
   });
   const head = h("tr", {}, titles.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)));
   const about = h("p", { class: "muted" }, "Answers of the last minute by the farthest tier that the first byte came from, and the time until then.");
   const grid = plainTable("Time to the first byte by tier", head, h("tbody", {}, rows.map(({ row }) => row)));
 
-  function showStats({ recent, rates }) {
+  function showStats({ recent, rates, tiers }) {
     const sum = rows.reduce((all, { id }) => all + (recent[id]?.requests ?? 0), 0);
-    for (const { id, bar, cells } of rows) {
+    for (const { id, row, bar, cells } of rows) {
       const tier = recent[id];
+      if (id === "site") row.hidden = !tiers.site;
       bar.show(tier?.requests ?? 0, sum);
       const times = [tier?.p50_seconds, tier?.p95_seconds, tier?.p99_seconds].map(duration);
       const texts = [count(tier?.requests ?? 0), ...times, byteRate(rates?.bytes_by_tier[id])];
@@ -316,7 +319,7 @@ function charts() {
   const firstByte = chart("Time to the first byte", quantiles, duration, { group, minimum: 0.001, log: true });
   const others = [
     chart("Requests", [member("requests", "Answered", 1), member("errors", "Server errors", 5)], perSecond, { group }),
-    chart("Block look-ups by tier", TIERS.map(([id, name, colour]) => member(`${id}_hits`, name, colour)), perSecond, { group, stacked: true }),
+    chart("Block look-ups by tier", TIERS.map(([id, name, colour]) => ({ ...member(`${id}_hits`, name, colour), optional: id === "site" })), perSecond, { group, stacked: true }),
     chart("Traffic", traffic, byteRate, { group, base: 1024, minimum: 1024 }),
     chart("Requests in progress", [member("in_flight", "All", 1), member("waiting", "Waiting", 2)], count, { group, minimum: 2 }),
     chart("Peers", [member("peers", "Connected", 3)], count, { group, minimum: 2 }),

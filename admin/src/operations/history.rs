@@ -55,6 +55,8 @@ struct Counters {
     at: Instant,
     http: HttpFigures,
     hits: [u64; 3],
+    /// Of a gateway of a site.
+    site_hits: Option<u64>,
     received_bytes: u64,
     sent_bytes: u64,
 }
@@ -118,6 +120,7 @@ impl Operations {
             at: Instant::now(),
             http: parts.metrics.figures(),
             hits: [tiers.ram, tiers.disk, tiers.network].map(|tier: TierFigures| tier.hits),
+            site_hits: tiers.site.map(|tier| tier.hits),
             received_bytes: direct().map(|carried| carried.received_bytes).sum(),
             sent_bytes: direct().map(|carried| carried.sent_bytes).sum(),
         }
@@ -168,6 +171,7 @@ impl Counters {
             sent_bytes: rate(self.http.bytes, last.http.bytes),
             ram_hits: hits(0),
             disk_hits: hits(1),
+            site_hits: self.site_hits.zip(last.site_hits).map(|(now, then)| rate(now, then)),
             network_hits: hits(2),
             p50_seconds: quantile(0.5),
             p95_seconds: quantile(0.95),
@@ -228,6 +232,7 @@ mod tests {
             at: start + Duration::from_secs(after),
             http: metrics.figures(),
             hits,
+            site_hits: None,
             received_bytes,
             sent_bytes: 0,
         };
@@ -245,7 +250,10 @@ mod tests {
         assert!(quantiles.iter().flatten().count() == 3 && quantiles.is_sorted(), "{quantiles:?}");
         let idle = counters(8, [104, 10, 3], 4000).since(&second).expect("time has passed");
         assert_eq!((idle.requests, idle.p50_seconds, idle.p99_seconds), (0.0, None, None));
-        assert_eq!(first.since(&first), None);
+        assert_eq!((first.since(&first), idle.site_hits), (None, None));
+        let of_site = |after, hits| Counters { site_hits: Some(hits), ..counters(after, [0; 3], 0) };
+        let sample = of_site(4, 10).since(&of_site(0, 2)).expect("time has passed");
+        assert_eq!(sample.site_hits, Some(2.0));
     }
 
     #[tokio::test]

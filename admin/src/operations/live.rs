@@ -218,6 +218,7 @@ impl Operations {
             tiers: TiersView {
                 ram: tier_view(tiers.ram),
                 disk: tier_view(tiers.disk),
+                site: tiers.site.map(tier_view),
                 network: tier_view(tiers.network),
             },
             store: StoreView {
@@ -286,6 +287,12 @@ impl Snapshot {
             sent_bytes: rate(now.http.sent_bytes, then.http.sent_bytes),
             ram_hits: rate(now.tiers.ram.hits, then.tiers.ram.hits),
             disk_hits: rate(now.tiers.disk.hits, then.tiers.disk.hits),
+            site_hits: now
+                .tiers
+                .site
+                .as_ref()
+                .zip(then.tiers.site.as_ref())
+                .map(|(now, then)| rate(now.hits, then.hits)),
             network_hits: rate(now.tiers.network.hits, then.tiers.network.hits),
             p2p_received_bytes: rate(
                 carried(self, |view| view.received_bytes),

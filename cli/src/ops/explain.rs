@@ -122,7 +122,8 @@ fn answer_text(answer: &AnswerView) -> String {
 }
 
 fn block_text(block: &HeldView) -> String {
-    let places = [(block.ram, "memory"), (block.disk, "disk"), (block.pinned, "pinned")];
+    let in_site = block.site == Some(true);
+    let places = [(block.ram, "memory"), (block.disk, "disk"), (in_site, "site"), (block.pinned, "pinned")];
     let places: Vec<&str> = places.iter().filter_map(|(is, place)| is.then_some(*place)).collect();
     let places = if places.is_empty() { "not stored".to_owned() } else { places.join(", ") };
     let stored = block.stored_bytes.map(|bytes| format!(" ({})", size(bytes))).unwrap_or_default();

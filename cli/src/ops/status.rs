@@ -63,7 +63,7 @@ pub async fn stats(loaded: &Loaded, args: StatsArgs) -> anyhow::Result<()> {
         let stats: StatsView =
             serde_json::from_slice(data).context("the answer cannot be parsed: the gateway has another version")?;
         if shown % LINES == 0 {
-            print_line(HEAD)?;
+            print_line(&rates_head(&stats))?;
         }
         shown += 1;
         print_line(&rates_line(&stats))?;
@@ -71,15 +71,21 @@ pub async fn stats(loaded: &Loaded, args: StatsArgs) -> anyhow::Result<()> {
     anyhow::bail!("the gateway at {} closed the connection", remote.client().url())
 }
 
-const HEAD: &str = " requests/s       sent/s   memory/s     disk/s  network/s    p2p in/s   p2p out/s  waiting  peers";
+/// A gateway of a site has a column more.
+fn rates_head(stats: &StatsView) -> String {
+    let site = stats.tiers.site.as_ref().map_or_else(String::new, |_| format!(" {:>10}", "site/s"));
+    format!(" requests/s       sent/s   memory/s     disk/s{site}  network/s    p2p in/s   p2p out/s  waiting  peers")
+}
 
 fn rates_line(stats: &StatsView) -> String {
     let rates = stats.rates.clone().unwrap_or_default();
     let RatesView { requests, sent_bytes, ram_hits, disk_hits, network_hits, .. } = rates;
+    let site_hits = stats.tiers.site.as_ref().map(|_| rates.site_hits.unwrap_or_default());
+    let site = site_hits.map_or_else(String::new, |hits| format!(" {hits:>10.0}"));
     let RatesView { p2p_received_bytes, p2p_sent_bytes, .. } = rates;
     let bytes = |rate: f64| size(rate as u64);
     format!(
-        "{requests:>11.0} {:>12} {ram_hits:>10.0} {disk_hits:>10.0} {network_hits:>10.0} {:>11} {:>11} {:>8} {:>6}",
+        "{requests:>11.0} {:>12} {ram_hits:>10.0} {disk_hits:>10.0}{site} {network_hits:>10.0} {:>11} {:>11} {:>8} {:>6}",
         bytes(sent_bytes),
         bytes(p2p_received_bytes),
         bytes(p2p_sent_bytes),
@@ -100,7 +106,9 @@ fn stats_text(stats: &StatsView) -> String {
         http.in_flight, http.waiting, http.connections
     );
     text.push_str(&response_tiers(http));
-    for (name, tier) in [("memory", &tiers.ram), ("disk", &tiers.disk), ("network", &tiers.network)] {
+    let local = [("memory", &tiers.ram), ("disk", &tiers.disk)];
+    let site = tiers.site.as_ref().map(|site| ("site", site));
+    for (name, tier) in local.into_iter().chain(site).chain([("network", &tiers.network)]) {
         let TierView { hits, misses, bytes, .. } = tier;
         _ = writeln!(text, "{name:12} {} ({}), {misses} misses", count(*hits, "block"), size(*bytes));
     }
@@ -141,7 +149,7 @@ fn stats_text(stats: &StatsView) -> String {
 
 /// Responses with content by tier: their shares and latencies, as in Table 5 of the paper. Empty without any.
 fn response_tiers(http: &HttpView) -> String {
-    let tiers = [("memory", "ram"), ("disk", "disk"), ("network", "network")];
+    let tiers = [("memory", "ram"), ("disk", "disk"), ("site", "site"), ("network", "network")];
     let found = tiers.iter().filter_map(|(name, key)| Some((*name, http.tiers.get(*key)?)));
     let found: Vec<(&str, &ResponseTierView)> = found.collect();
     let (requests, bytes) =
@@ -248,4 +256,30 @@ fn node_text(node: &NodeView) -> String {
     node.welcome.iter().for_each(|root| _ = writeln!(text, "welcome   /ipfs/{root}/"));
     node.advice.iter().for_each(|advice| _ = writeln!(text, "{advice}"));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::stats::TiersView;
+
+    #[test]
+    fn only_a_gateway_of_a_site_has_a_row_and_a_column_for_it() {
+        let alone = StatsView::default();
+        let tier = TierView { hits: 7, misses: 1, errors: 0, bytes: 70 };
+        let member = StatsView {
+            tiers: TiersView { site: Some(tier), ..TiersView::default() },
+            rates: Some(RatesView { site_hits: Some(3.0), ..RatesView::default() }),
+            ..StatsView::default()
+        };
+        assert!(!stats_text(&alone).contains("site"), "{}", stats_text(&alone));
+        let text = stats_text(&member);
+        assert!(text.contains("\nsite         7 blocks (70 B), 1 misses\nnetwork "), "{text}");
+        let columns = |line: String| line.split("  ").filter(|column| !column.trim().is_empty()).count();
+        for (stats, expected) in [(&alone, 9), (&member, 10)] {
+            let (head, line) = (rates_head(stats), rates_line(stats));
+            assert_eq!(head.len(), line.len(), "{head}\n{line}");
+            assert_eq!((columns(head.clone()), head.contains("site/s")), (expected, expected == 10), "{head}");
+        }
+    }
 }

@@ -1,5 +1,5 @@
-//! Which blocks of a path are stored locally, in memory and on the disk, and what the gateway has cached about the
-//! path.
+//! Which blocks of a path are stored locally, in memory, on the disk and in the shared storage of a site, and what the
+//! gateway has cached about the path.
 
 use crate::operations::Operations;
 use api::explain::{ContentView, EncodedView, ExplainView, HeldView, RememberedView};
@@ -61,7 +61,9 @@ impl Operations {
     /// The tiers that have a block; none if its CID has an identity hash.
     async fn tier_view(&self, cid: &Cid) -> Option<HeldView> {
         let key = BlockKey::of(cid)?;
-        let store = self.store();
+        let (store, tiers) = (self.store(), &self.parts().tiers);
+        let disk = tiers.disk().has(cid).await.unwrap_or(false);
+        let site = tiers.is_in_site(cid).await.ok().flatten();
         let shape = store.shapes(vec![key]).await.ok().and_then(|shapes| shapes.into_iter().next()).flatten();
         let form = shape.map(|shape| match shape {
             Shape::Raw { .. } => "raw",
@@ -70,11 +72,12 @@ impl Operations {
         });
         Some(HeldView {
             cid: cid.to_string(),
-            ram: self.parts().tiers.ram().holds(&key),
-            disk: shape.is_some(),
+            ram: tiers.ram().holds(&key),
+            disk,
+            site,
             form: form.map(str::to_owned),
             stored_bytes: shape.map(|shape| shape.value_bytes() as u64),
-            pinned: shape.is_some() && store.is_pinned(&key).await.unwrap_or(false),
+            pinned: (disk || site == Some(true)) && store.is_pinned(&key).await.unwrap_or(false),
         })
     }
 
@@ -94,6 +97,7 @@ impl Operations {
             blocks_here: 0,
             ram_blocks: 0,
             disk_blocks: 0,
+            site_blocks: None,
             pinned_blocks: 0,
             missing_blocks: 0,
             counted_all: true,
@@ -122,17 +126,24 @@ impl Operations {
     /// Counts a block, and returns it if `reads` is set and the block is stored locally.
     async fn count_one(&self, cid: &Cid, reads: bool, view: &mut ContentView) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
-        let (store, in_ram) = (self.store(), self.parts().tiers.ram().holds(&key));
-        let on_disk = store.has(cid).await.unwrap_or(false);
+        let (store, tiers) = (self.store(), &self.parts().tiers);
+        let in_ram = tiers.ram().holds(&key);
+        let on_disk = tiers.disk().has(cid).await.unwrap_or(false);
+        // While the shared storage cannot be reached, it counts as without the block.
+        let in_site = tiers.is_in_site(cid).await.unwrap_or(Some(false));
         view.ram_blocks += u64::from(in_ram);
         view.disk_blocks += u64::from(on_disk);
-        if !in_ram && !on_disk {
+        if let Some(in_site) = in_site {
+            *view.site_blocks.get_or_insert_default() += u64::from(in_site);
+        }
+        let is_stored = on_disk || in_site == Some(true);
+        if !in_ram && !is_stored {
             view.missing_blocks += 1;
             return None;
         }
         view.blocks_here += 1;
-        view.pinned_blocks += u64::from(on_disk && store.is_pinned(&key).await.unwrap_or(false));
-        if reads { self.parts().tiers.look(cid).await.ok().flatten() } else { None }
+        view.pinned_blocks += u64::from(is_stored && store.is_pinned(&key).await.unwrap_or(false));
+        if reads { tiers.look(cid).await.ok().flatten() } else { None }
     }
 }
 

@@ -118,7 +118,7 @@ TIERS = [
     graph("Bytes by tier", "percentunit", by_tier("instance_tier:causeway_tier_bytes:share_rate5m{$i}"),
           "Where their bytes came from.", stacked=True),
     graph("Hit ratio", "percentunit", by_tier("instance_tier:causeway_tier_hits:ratio_rate5m{$i}"),
-          "How often a tier had what it was asked for. RAM is asked first, then the disk, then the network."),
+          "How often a tier had what it was asked for. RAM is asked first, then the disk, then the storage of a site, then the network."),
     graph("Blocks", "ops", by_tier(rate("causeway_tier_requests_total", by="tier")),
           "Blocks requested from each tier."),
     graph("Latency, p50", "s", by_tier("instance_tier:causeway_tier_latency_seconds:p50_rate5m{$i}"),

@@ -94,10 +94,12 @@ pub fn check_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<Optio
 /// was run in another folder than the gateway's would otherwise write to a store that nothing serves.
 ///
 /// # Errors
-/// As [`open`], and when the store is in memory, which a command cannot share with the gateway.
+/// As [`open`], and when the store is in memory, which a command cannot share with the gateway, or that of a gateway of
+/// a site.
 pub async fn open_or_create(loaded: &Loaded) -> anyhow::Result<Arc<dyn BlockStore>> {
     let Config { data_dir, cache, .. } = &loaded.config;
     refuse_memory(cache)?;
+    refuse_site(loaded)?;
     let is_new = !is_in(data_dir, cache.store);
     let store = open(data_dir, cache).await?;
     if is_new {
@@ -117,6 +119,7 @@ pub async fn open_or_create(loaded: &Loaded) -> anyhow::Result<Arc<dyn BlockStor
 pub async fn open_existing(loaded: &Loaded) -> anyhow::Result<Arc<dyn BlockStore>> {
     let Config { data_dir, cache, .. } = &loaded.config;
     refuse_memory(cache)?;
+    refuse_site(loaded)?;
     ensure!(
         is_in(data_dir, cache.store),
         "there is no store in {}: name the gateway's data directory with --data-dir",
@@ -133,6 +136,18 @@ fn refuse_memory(settings: &Cache) -> anyhow::Result<()> {
     ensure!(
         settings.store != StoreKind::Memory,
         "cache.store is \"memory\": the content is stored in the running gateway only"
+    );
+    Ok(())
+}
+
+/// The own disk of a gateway of a site has no pins of the site, and a command would make pins that nothing lists.
+fn refuse_site(loaded: &Loaded) -> anyhow::Result<()> {
+    let site = &loaded.config.site;
+    ensure!(
+        !site.is_on(),
+        "this gateway is one of the site {:?}, whose content is reached by a running gateway: start it, or name another \
+         one of the site with --admin",
+        site.name
     );
     Ok(())
 }

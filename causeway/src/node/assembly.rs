@@ -6,6 +6,7 @@
 //! Non-goals: the parts themselves; sockets ([`super::listeners`]); the drain of a node ([`super::Node::drain`]).
 
 use super::Certificates;
+use super::site::Site;
 use crate::network::Network;
 use crate::process;
 use admin::Admin;
@@ -76,7 +77,10 @@ pub(super) struct Assembly<'a> {
 
 /// The local tiers, and the content policy.
 pub(super) struct Storage {
-    pub disk: Arc<dyn BlockStore>,
+    /// The store with the pins: the own disk, or that of the site.
+    pub store: Arc<dyn BlockStore>,
+    /// What agrees with other gateways on pins; `None` if there are none.
+    coordination: Option<Coordination>,
     pub lists: Arc<Lists>,
     pub tiers: Tiers,
     policy: Arc<dyn Policy>,
@@ -122,7 +126,7 @@ impl<'a> Assembly<'a> {
         Ok(Self { loaded, registry, health, supervisor, metrics, stop, access_log, tracer, exporter })
     }
 
-    /// Opens the store, the keys and the denylists.
+    /// Opens the store, the site, the keys and the denylists.
     pub async fn storage(&mut self) -> anyhow::Result<(Storage, Keystore)> {
         let Config { data_dir, cache, policy, .. } = &self.loaded.config;
         let disk = stores::open(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
@@ -132,18 +136,22 @@ impl<'a> Assembly<'a> {
         let lists = lists.map_err(|error| self.loaded.error(error.setting, error.to_string()))?;
         let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
-        let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), TierMetrics::register(&mut self.registry));
         watch_store(&self.health, disk.live_stats());
-        Ok((Storage { disk, lists, tiers, policy }, keys))
+        let (metrics, shared_policy) = (TierMetrics::register(&mut self.registry), Arc::clone(&policy));
+        let (tiers, coordination) = match Site::open(self.loaded, &disk).await? {
+            None => (Tiers::new(ram, disk, shared_policy, metrics), None),
+            Some(site) => (Tiers::of_site(ram, disk, site.tier(), shared_policy, metrics), Some(site.coordination)),
+        };
+        Ok((Storage { store: Arc::clone(tiers.store()), coordination, lists, tiers, policy }, keys))
     }
 
     /// Joins the network, and resolves and publishes names over it.
     pub async fn network(&mut self, storage: &Storage, keys: Keystore) -> anyhow::Result<Reached> {
         let (loaded, registry) = (self.loaded, &mut self.registry);
-        let Storage { disk, tiers, policy, .. } = storage;
+        let Storage { store, tiers, policy, .. } = storage;
         let network = Network::start(loaded, Arc::new(PeerSource::of(tiers)), policy, registry).await?;
-        let welcome = welcome_site(loaded, &**disk).await;
-        network.provide(&**disk, loaded.config.p2p.provide).await;
+        let welcome = welcome_site(loaded, &**store).await;
+        network.provide(&**store, loaded.config.p2p.provide).await;
         let names = network.names(loaded, policy, registry)?;
         let publisher = network.publisher(loaded, keys, &names, registry).await?;
         let http = &loaded.config.http;
@@ -155,19 +163,19 @@ impl<'a> Assembly<'a> {
     /// Starts the pin service, uploads, take-downs, the audit log, and the purge requests to front caches.
     pub async fn services(&mut self, storage: &Storage, reached: &Reached) -> anyhow::Result<Services> {
         let loaded = self.loaded;
-        let Storage { disk, lists, tiers, policy } = storage;
-        let pins = self.pins(disk, reached.network.reach(loaded, tiers, Arc::clone(policy))).await?;
+        let Storage { store, lists, tiers, policy, .. } = storage;
+        let pins = self.pins(storage, reached.network.reach(loaded, tiers, Arc::clone(policy))).await?;
         let recheck = Arc::downgrade(&pins);
         lists.on_change(move || recheck.upgrade().iter().for_each(|pins| pins.recheck_withheld()));
         let control = Arc::new(Control::new(Arc::clone(lists), tiers.clone()).with_pins(&pins));
-        let (uploads, parts) = self.uploads(disk, &pins, Arc::clone(policy))?;
+        let (uploads, parts) = self.uploads(store, &pins, Arc::clone(policy))?;
         let audit = AuditLog::open(&loaded.config.data_dir);
         let audit = Arc::new(audit.map_err(|error| self.unwritable("audit.log", &error))?);
         let (caches, senders) = Caches::start(&loaded.config, &audit, &mut self.registry, &self.supervisor)?;
         Ok(Services { pins, parts, senders, control, uploads, audit, caches })
     }
 
-    async fn pins(&mut self, store: &Arc<dyn BlockStore>, reach: PinNetwork) -> anyhow::Result<Arc<Pins>> {
+    async fn pins(&mut self, storage: &Storage, reach: PinNetwork) -> anyhow::Result<Arc<Pins>> {
         let Config { data_dir, cache, pinning, .. } = &self.loaded.config;
         let options = PinOptions {
             workers_max: size(pinning.workers_max),
@@ -175,9 +183,14 @@ impl<'a> Assembly<'a> {
             give_up: Duration::from_hours(pinning.give_up_hours),
             ..PinOptions::default()
         };
-        let register = stores::open_register(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
+        let coordination = match &storage.coordination {
+            Some(of_site) => of_site.clone(),
+            None => Coordination::single(
+                stores::open_register(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?,
+            ),
+        };
         let metrics = PinMetrics::register(&mut self.registry);
-        let pins = Pins::start(options, Coordination::single(register), Arc::clone(store), reach, metrics).await;
+        let pins = Pins::start(options, coordination, Arc::clone(&storage.store), reach, metrics).await;
         pins.context("the pin metadata cannot be used")
     }
 
@@ -253,7 +266,7 @@ impl<'a> Assembly<'a> {
             registry: self.registry,
             health: self.health,
             publisher: Some(Arc::clone(&reached.publisher)),
-            store: Arc::clone(&storage.disk),
+            store: Arc::clone(&storage.store),
             sources: Arc::clone(&reached.sources),
             pins: Arc::clone(&services.pins),
             audit: Arc::clone(&services.audit),
@@ -301,7 +314,7 @@ impl<'a> Assembly<'a> {
             sources: Arc::clone(&reached.sources),
             names: Arc::clone(&reached.names) as _,
             policy: Arc::clone(&storage.policy),
-            store: Arc::clone(&storage.disk),
+            store: Arc::clone(&storage.store),
             publisher: Arc::clone(&reached.publisher),
             bridge: reached.network.bridge(),
             peer_id: reached.network.peer_id(),

@@ -5,6 +5,7 @@
 //! | `sockets`, `activation` | listening sockets, bound here or passed by systemd |
 //! | `listeners` | the tasks that serve them, and their certificates |
 //! | `assembly` | all other parts, in the order of their start |
+//! | `site` | the site of the gateway, if it is one of several |
 //!
 //! The order of the start lets it fail early: ports are bound before the store is opened, and the store is opened
 //! before the node joins the network. Readiness comes last. A drain goes the other way.
@@ -14,6 +15,7 @@ pub use self::listeners::Certificates;
 mod activation;
 mod assembly;
 mod listeners;
+mod site;
 mod sockets;
 
 use self::assembly::Assembly;
@@ -54,7 +56,7 @@ const ACCESS_LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A node that serves.
 pub struct Node {
     health: Arc<Health>,
-    disk: Arc<dyn BlockStore>,
+    store: Arc<dyn BlockStore>,
     supervisor: Supervisor,
     upkeep: Upkeep,
     keeper: ListUpdater,
@@ -179,13 +181,13 @@ impl Node {
             drain_delay: Duration::from_secs(http.drain_delay_seconds),
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
             health,
-            upkeep: Upkeep::start(&*storage.disk, &loaded.config.cache, &supervisor),
+            upkeep: Upkeep::start(&*storage.store, &loaded.config.cache, &supervisor),
             keeper: storage.lists.keep(&supervisor),
             senders: services.senders,
             lists: storage.lists,
             _sweeper: services.parts.start(&supervisor),
             supervisor,
-            disk: storage.disk,
+            store: storage.store,
             network: reached.network,
             pins: services.pins,
             names: reached.names,
@@ -202,7 +204,7 @@ impl Node {
     /// Has the process end with the first task that it cannot do without. Last, since a start that fails ends them as
     /// well.
     fn watch_essential_tasks(&self, audit: &AuditLog) {
-        self.supervisor.watch("the store's writer", self.disk.ended());
+        self.supervisor.watch("the store's writer", self.store.ended());
         self.supervisor.watch("the pin service", self.pins.ended());
         self.supervisor.watch("the publisher of names", self.publisher.failed());
         self.supervisor.watch("the audit log's writer", audit.ended());
@@ -273,7 +275,7 @@ impl Node {
             close_access_log(log).await;
         }
         // The store does not wait for a collector.
-        let (closed, ()) = tokio::join!(self.disk.close(), close_exporter(self.exporter));
+        let (closed, ()) = tokio::join!(self.store.close(), close_exporter(self.exporter));
         closed.context("the store did not close cleanly")?;
         // Last, so that operators can watch the drain. Requests of this listener are short.
         self.admin.finish(Duration::from_secs(1)).await;
@@ -338,7 +340,7 @@ mod tests {
             assert!(readiness(address).await.starts_with("HTTP/1.1 200"));
         }
         // The writer has ended without a drain.
-        node.disk.close().await.expect("it writes what is queued");
+        node.store.close().await.expect("it writes what is queued");
         let failure = timeout(PATIENCE, node.failed()).await.expect("in time");
         assert_eq!(failure, EssentialTaskEnded("the store's writer"));
         for address in listeners {

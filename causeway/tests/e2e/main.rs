@@ -42,6 +42,7 @@
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
+//! | [`site`] | several gateways with one database and one storage |
 //! | [`soak`] | a soak test, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
@@ -58,6 +59,7 @@ mod control;
 mod dag;
 mod dht;
 mod encoded;
+mod engines;
 mod flood;
 mod forged;
 mod front_caches;
@@ -82,6 +84,7 @@ mod restart_tls;
 mod reverse;
 mod routing;
 mod routing_v1;
+mod site;
 mod soak;
 mod store;
 mod store_admin;

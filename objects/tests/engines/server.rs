@@ -1,6 +1,6 @@
 //! A versitygw of a test.
 
-use crate::support::{Killed, TIMEOUT};
+use super::support::{Killed, TIMEOUT};
 use objects::{Credentials, Environment, Objects, StoreOptions};
 use std::fs::{self, File};
 use std::net::TcpListener;

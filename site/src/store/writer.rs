@@ -62,7 +62,7 @@ struct Queued {
 
 enum Command {
     /// A block, as a member of a pin if one is given.
-    Put { attempt: Attempt, queued: Queued },
+    Put { attempt: Attempt, queued: Box<Queued> },
     /// Replies when everything of the attempt has been written, or has failed.
     Settle { attempt: Attempt, reply: oneshot::Sender<()> },
     /// The replies of all that are being written.
@@ -91,7 +91,7 @@ impl Writer {
     pub(super) async fn put_member(&self, item: Item, attempt: &Arc<PinAttempt>) -> Result<(), StoreError> {
         let room = Arc::clone(&self.members_room).acquire_many_owned(permits(&item));
         let queued = Queued { _room: room.await.map_err(|_| StoreError::Closed)?, item };
-        self.send(Command::Put { attempt: Some(Arc::clone(attempt)), queued })
+        self.send(Command::Put { attempt: Some(Arc::clone(attempt)), queued: Box::new(queued) })
     }
 
     /// Queues a block to be cached, if there is room.
@@ -99,7 +99,7 @@ impl Writer {
         let item = Item::Block(block);
         let room = Arc::clone(&self.cached_room).try_acquire_many_owned(permits(&item));
         let queued = Queued { _room: room.map_err(|_| StoreError::Busy)?, item };
-        self.send(Command::Put { attempt: None, queued })
+        self.send(Command::Put { attempt: None, queued: Box::new(queued) })
     }
 
     /// Completes when every member of an attempt has been written, or has failed.
@@ -180,7 +180,7 @@ impl Task {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Put { attempt, queued } => self.batch(attempt).items.push(queued),
+            Command::Put { attempt, queued } => self.batch(attempt).items.push(*queued),
             Command::Settle { attempt, reply } => self.batch(attempt).waiting.push(reply),
             Command::SettleAll { reply } => {
                 let settled = self.batches.iter_mut().map(|batch| {

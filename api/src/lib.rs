@@ -23,6 +23,7 @@ pub mod pins;
 pub mod purge;
 pub mod requests;
 pub mod settings;
+pub mod site;
 pub mod stats;
 pub mod store;
 pub mod text;

@@ -90,6 +90,8 @@ enum Command {
     Explain(ops::explain::ExplainArgs),
     /// List the connected peers, connect to a peer, or disconnect one
     Peers(ops::peers::PeersArgs),
+    /// Show the site that the gateway belongs to: its gateways, pins and storage
+    Site(ops::site::SiteArgs),
     /// Print statistics once, or every second
     Stats(ops::status::StatsArgs),
     /// List the requests in progress
@@ -218,6 +220,7 @@ fn dispatch(program: &Program, command: Command) -> anyhow::Result<()> {
             run_async(&args.options.flags(), async |loaded| ops::explain::explain(loaded, args).await)
         }
         Command::Peers(args) => run_async(&args.flags(), async |loaded| ops::peers::run(loaded, args).await),
+        Command::Site(args) => run_async(&args.flags(), async |loaded| ops::site::run(loaded, args).await),
         Command::Stats(args) => run_async(&args.options.flags(), async |loaded| ops::status::stats(loaded, args).await),
         Command::Requests(args) => {
             run_async(&args.options.flags(), async |loaded| ops::status::requests(loaded, args).await)

@@ -13,6 +13,7 @@
 //! | `error` | [`DatabaseError`]: what the operator can do |
 //! | `index` | [`DatabaseIndex`]: the index of the blocks in the shared storage |
 //! | `log` | [`DatabaseLog`]: the log of changes of metadata records |
+//! | `members` | [`DatabaseMembers`]: which gateways are members of the site |
 //! | `reconnecting` | one session that is established again when it was lost |
 //! | `schema` | the tables, and how older ones become current |
 //! | `server` | [`ServerState`]: what a gateway checks of the server when it starts |
@@ -23,6 +24,7 @@ mod claims;
 mod error;
 mod index;
 mod log;
+mod members;
 mod reconnecting;
 mod schema;
 mod server;
@@ -33,6 +35,7 @@ pub use claims::{ClaimOptions, DatabaseClaims};
 pub use error::DatabaseError;
 pub use index::{DatabaseIndex, IndexOptions};
 pub use log::{DatabaseLog, LogOptions};
+pub use members::{DatabaseMembers, Identity, Member, Renewed};
 pub use server::ServerState;
 
 use tokio_postgres::types::{ToSql, Type};

@@ -39,6 +39,8 @@ pub struct Engines {
     pub claims: DatabaseClaims,
     /// The blocks.
     pub blocks: SharedBlocks,
+    /// The database, for [`crate::members::Members`].
+    pub database: Database,
     /// The name and hosts of the database, for messages.
     pub database_name: Arc<str>,
     /// The URL of the storage, for messages.
@@ -77,12 +79,12 @@ pub async fn open(settings: &Site) -> Result<Engines, OpenError> {
     let claims = DatabaseClaims::new(database.clone(), &ClaimOptions::default()).map_err(refused)?;
     let objects = open_storage(settings).await?;
     let database_name = Arc::clone(database.display_name());
-    let index: Arc<dyn BlockIndex> = Arc::new(DatabaseIndex::new(database, IndexOptions::default()));
+    let index: Arc<dyn BlockIndex> = Arc::new(DatabaseIndex::new(database.clone(), IndexOptions::default()));
     // What fails after this is about the storage.
     index.identity().await.map_err(|error| OpenError::new(database_setting(settings), reason(&error)))?;
     let blocks = SharedBlocks::open(index, objects, &settings.name).await;
     let blocks = blocks.map_err(|error| OpenError::new("site.store", reason(&error)))?;
-    Ok(Engines { log, claims, blocks, database_name, store_name: settings.store.as_str().into() })
+    Ok(Engines { log, claims, blocks, database, database_name, store_name: settings.store.as_str().into() })
 }
 
 /// The setting with the URL of the database.

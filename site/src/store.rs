@@ -35,6 +35,7 @@ use self::source::UsedBlocks;
 use self::upkeep::Upkeep;
 use self::writer::Writer;
 use crate::blocks::{IndexFigures, SharedBlocks};
+use crate::members::Members;
 use cache::pins::PinChanges;
 use cache::store::IsWithheld;
 use cache::{BlockStore, StoreError};
@@ -82,6 +83,8 @@ struct Inner {
     /// The latest amounts in the shared storage.
     figures: Arc<Mutex<IndexFigures>>,
     is_withheld: OnceLock<Arc<IsWithheld>>,
+    /// Of whom each provides a part of the keys. All keys without.
+    members: OnceLock<Arc<Members>>,
     /// For callers that block their thread.
     runtime: Handle,
     upkeep: JoinHandle<()>,
@@ -124,10 +127,24 @@ impl SiteStore {
             removed,
             figures,
             is_withheld: OnceLock::new(),
+            members: OnceLock::new(),
             runtime: Handle::current(),
             upkeep: tokio::spawn(upkeep.run()),
         };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// Visits only the keys that this member provides from now on ([`BlockStore::visit_keys`]).
+    pub fn set_members(&self, members: Arc<Members>) {
+        _ = self.inner.members.set(members);
+    }
+
+    /// What is in the shared storage.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn shared_figures(&self) -> Result<IndexFigures, StoreError> {
+        self.inner.shared.figures().await
     }
 
     /// The blocks in the shared storage, without the own disk.

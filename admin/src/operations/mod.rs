@@ -12,6 +12,7 @@
 //! | [`drain`] | `POST`, `DELETE /api/v1/drain` |
 //! | [`level`] | `GET`, `PUT /api/v1/log/level` |
 //! | [`settings`] | `GET /api/v1/config` |
+//! | [`site`] | `GET /api/v1/site` |
 //! | [`live`] | `GET /api/v1/stats`, `GET /api/v1/events` |
 //! | [`health`] | `GET /api/v1/health` |
 //! | [`history`] | `GET /api/v1/history` |
@@ -36,6 +37,7 @@ pub mod peers;
 pub mod purge;
 pub mod requests;
 pub mod settings;
+pub mod site;
 mod system;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -122,6 +124,8 @@ pub struct Dependencies {
     pub stop: CancellationToken,
     /// Counts pins.
     pub pins: Option<PinCounts>,
+    /// Reads the state of the site, if the gateway belongs to one.
+    pub site: Option<site::SiteLookup>,
     /// Finds the denylist that decides about content.
     pub decide: Option<RuleLookup>,
     /// Caches in front of the gateway.
@@ -217,6 +221,7 @@ pub fn routes(operations: Operations) -> OpenApiRouter {
         .routes(routes!(history::read))
         .routes(routes!(health::read))
         .routes(routes!(node::read))
+        .routes(routes!(site::read))
         .with_state(operations)
 }
 

@@ -130,6 +130,7 @@ pub(crate) fn world_over(
         addresses,
         stop: stop.clone(),
         pins: None,
+        site: None,
         decide: None,
         caches: services::front_caches::Caches::default(),
         health_sources: Default::default(),

@@ -44,6 +44,7 @@ use services::telemetry::{self, Exporter, TelemetryMetrics, Tracer};
 use services::uploads::resumable::ResumableUploads;
 use services::uploads::{self, Uploads};
 use services::{p2p, stores, welcome};
+use site::members::Members;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,8 +80,8 @@ pub(super) struct Assembly<'a> {
 pub(super) struct Storage {
     /// The store with the pins: the own disk, or that of the site.
     pub store: Arc<dyn BlockStore>,
-    /// What agrees with other gateways on pins; `None` if there are none.
-    coordination: Option<Coordination>,
+    /// The site of the gateway, if it belongs to one.
+    site: Option<Site>,
     pub lists: Arc<Lists>,
     pub tiers: Tiers,
     policy: Arc<dyn Policy>,
@@ -92,6 +93,8 @@ pub(super) struct Reached {
     pub names: Arc<Names>,
     pub publisher: Arc<Publisher>,
     pub welcome: Option<Cid>,
+    /// The members of the site, if the gateway belongs to one.
+    pub members: Option<Arc<Members>>,
     sources: Arc<Sources>,
 }
 
@@ -138,11 +141,12 @@ impl<'a> Assembly<'a> {
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         watch_store(&self.health, disk.live_stats());
         let (metrics, shared_policy) = (TierMetrics::register(&mut self.registry), Arc::clone(&policy));
-        let (tiers, coordination) = match Site::open(self.loaded, &disk).await? {
-            None => (Tiers::new(ram, disk, shared_policy, metrics), None),
-            Some(site) => (Tiers::of_site(ram, disk, site.tier(), shared_policy, metrics), Some(site.coordination)),
+        let site = Site::open(self.loaded, &disk).await?;
+        let tiers = match &site {
+            None => Tiers::new(ram, disk, shared_policy, metrics),
+            Some(site) => Tiers::of_site(ram, disk, site.tier(), shared_policy, metrics),
         };
-        Ok((Storage { store: Arc::clone(tiers.store()), coordination, lists, tiers, policy }, keys))
+        Ok((Storage { store: Arc::clone(tiers.store()), site, lists, tiers, policy }, keys))
     }
 
     /// Joins the network, and resolves and publishes names over it.
@@ -150,6 +154,7 @@ impl<'a> Assembly<'a> {
         let (loaded, registry) = (self.loaded, &mut self.registry);
         let Storage { store, tiers, policy, .. } = storage;
         let network = Network::start(loaded, Arc::new(PeerSource::of(tiers)), policy, registry).await?;
+        let members = storage.site.as_ref().map(|site| site.join(network.peer_id())).transpose()?;
         let welcome = welcome_site(loaded, &**store).await;
         network.provide(&**store, loaded.config.p2p.provide).await;
         let names = network.names(loaded, policy, registry)?;
@@ -157,7 +162,7 @@ impl<'a> Assembly<'a> {
         let http = &loaded.config.http;
         let fetches = Limiter::new(size(http.misses_max), size(http.client_misses_max));
         let sources = Arc::new(network.sources(tiers, fetches));
-        Ok(Reached { network, names, publisher, welcome, sources })
+        Ok(Reached { network, names, publisher, welcome, members, sources })
     }
 
     /// Starts the pin service, uploads, take-downs, the audit log, and the purge requests to front caches.
@@ -183,8 +188,8 @@ impl<'a> Assembly<'a> {
             give_up: Duration::from_hours(pinning.give_up_hours),
             ..PinOptions::default()
         };
-        let coordination = match &storage.coordination {
-            Some(of_site) => of_site.clone(),
+        let coordination = match &storage.site {
+            Some(site) => site.coordination.clone(),
             None => Coordination::single(
                 stores::open_register(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?,
             ),
@@ -302,6 +307,7 @@ impl<'a> Assembly<'a> {
             addresses: addresses.clone(),
             stop: self.stop.clone(),
             pins: Some(count_pins(&services.pins)),
+            site: storage.site.as_ref().zip(reached.members.as_ref()).map(|(site, members)| site.lookup(members)),
             decide: Some(decider(storage.lists.running())),
             caches: services.caches.clone(),
             health_sources,

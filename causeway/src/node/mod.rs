@@ -22,6 +22,7 @@ use self::assembly::Assembly;
 use self::listeners::Listeners;
 use crate::network::Network;
 use crate::process::VERSION_AND_COMMIT;
+use ::site::members::Members;
 use admin::operations::NodeAddresses;
 use anyhow::Context as _;
 use cache::BlockStore;
@@ -57,6 +58,8 @@ const ACCESS_LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 pub struct Node {
     health: Arc<Health>,
     store: Arc<dyn BlockStore>,
+    /// The members of the site, if the gateway belongs to one.
+    members: Option<Arc<Members>>,
     supervisor: Supervisor,
     upkeep: Upkeep,
     keeper: ListUpdater,
@@ -188,6 +191,7 @@ impl Node {
             _sweeper: services.parts.start(&supervisor),
             supervisor,
             store: storage.store,
+            members: reached.members,
             network: reached.network,
             pins: services.pins,
             names: reached.names,
@@ -270,6 +274,9 @@ impl Node {
         self.publisher.stop();
         self.pins.stop().await;
         self.network.shutdown().await;
+        if let Some(members) = self.members {
+            members.leave().await;
+        }
         self.names.save().await;
         if let Some(log) = self.access_log {
             close_access_log(log).await;

@@ -1,19 +1,38 @@
-//! The site of a gateway: from the settings to its store, and to what its pin service needs.
+//! The site of a gateway: from the settings to its store, to what its pin service needs, and to its membership.
 //!
 //! Non-goals: a gateway that is alone, for which nothing of this is used.
 
+use crate::process::VERSION;
+use admin::operations::site::SiteLookup;
+use api::site::{SiteGatewayView, SiteView};
 use cache::tiers::SiteTier;
 use cache::{BlockStore, StoreError};
 use config::{ConfigError, Loaded};
 use content::stored::CompressionOptions;
+use futures::future::FutureExt as _;
+use libp2p::PeerId;
 use services::pinning::Coordination;
+use site::database::{Database, Identity, Member};
+use site::members::{MemberOptions, Members};
 use site::store::{SiteStore, SiteStoreOptions};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// What a gateway has of its site.
 pub(super) struct Site {
     store: SiteStore,
     pub coordination: Coordination,
+    database: Database,
+    description: Description,
+}
+
+/// What the site is, in words.
+#[derive(Clone)]
+struct Description {
+    name: String,
+    database: Arc<str>,
+    storage: Arc<str>,
+    cache_bytes_max: u64,
 }
 
 impl Site {
@@ -33,11 +52,17 @@ impl Site {
             ..SiteStoreOptions::default()
         };
         let store = SiteStore::new(Arc::clone(disk), engines.blocks, &options);
-        let (name, database, storage) = (&settings.name, engines.database_name, engines.store_name);
+        let description = Description {
+            name: settings.name.clone(),
+            database: engines.database_name,
+            storage: engines.store_name,
+            cache_bytes_max: settings.cache_bytes_max,
+        };
+        let Description { name, database, storage, .. } = &description;
         tracing::info!(%name, %database, %storage, "this gateway is one of the site");
         log_own_pins(&**disk).await.map_err(|error| loaded.error("data_dir", error.to_string()))?;
         let coordination = Coordination { log: Arc::new(engines.log), claims: Arc::new(engines.claims) };
-        Ok(Some(Self { store, coordination }))
+        Ok(Some(Self { store, coordination, database: engines.database, description }))
     }
 
     /// The tier of the site.
@@ -48,6 +73,60 @@ impl Site {
             blocks: Arc::new(source.clone()),
             blocks_for_peers: Arc::new(source.for_peers()),
         }
+    }
+
+    /// Makes the gateway a member.
+    ///
+    /// # Errors
+    /// Without random numbers.
+    pub fn join(&self, peer_id: PeerId) -> anyhow::Result<Arc<Members>> {
+        // Only Linux has the file.
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        let me = Identity { peer_id: peer_id.to_string(), host, version: VERSION.to_owned() };
+        let members = Arc::new(Members::join(self.database.clone(), me, &MemberOptions::default())?);
+        self.store.set_members(Arc::clone(&members));
+        Ok(members)
+    }
+
+    /// Reads the state of the site.
+    pub fn lookup(&self, members: &Arc<Members>) -> SiteLookup {
+        let (store, members, description) = (self.store.clone(), Arc::clone(members), self.description.clone());
+        Arc::new(move || {
+            let (store, members, description) = (store.clone(), Arc::clone(&members), description.clone());
+            async move { view(&store, &members, description).await }.boxed()
+        })
+    }
+}
+
+async fn view(store: &SiteStore, members: &Members, description: Description) -> Result<SiteView, StoreError> {
+    let (listed, figures) = tokio::try_join!(members.list(), store.shared_figures())?;
+    let Description { name, database, storage, cache_bytes_max } = description;
+    Ok(SiteView {
+        name,
+        database: database.to_string(),
+        storage: storage.to_string(),
+        gateways: listed.into_iter().map(|member| gateway_view(member, members.peer_id())).collect(),
+        pins: figures.pins,
+        partial_pins: figures.partial_pins,
+        pinned_blocks: figures.pinned_blocks,
+        pinned_bytes: figures.pinned_bytes,
+        cached_blocks: figures.cached_blocks,
+        cached_bytes: figures.cached_bytes,
+        cache_bytes_max,
+        pending_objects: figures.pending_objects,
+    })
+}
+
+fn gateway_view(member: Member, this: &str) -> SiteGatewayView {
+    let Member { peer_id, host, version, started, seen_ago, is_alive } = member;
+    SiteGatewayView {
+        is_this: peer_id == this,
+        peer_id,
+        host,
+        version,
+        started: started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+        seen_seconds_ago: api::text::seconds(seen_ago),
+        is_alive,
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`explain`] | `explain`: how a request would be answered, and why |
 //! | [`status`] | `stats`, `requests`, `node` |
 //! | [`peers`] | `peers`: connections and traffic |
+//! | [`site`] | `site`: the gateways of a site |
 //! | [`node`] | `health`, `audit` |
 
 pub mod caches;
@@ -19,6 +20,7 @@ pub mod control;
 pub mod explain;
 pub mod node;
 pub mod peers;
+pub mod site;
 pub mod status;
 
 use content::path::Namespace;

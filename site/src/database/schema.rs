@@ -8,6 +8,7 @@
 //! | `record` | each record as of the latest entry |
 //! | `claim` | each root that a gateway works on, or whose work a gateway has left behind |
 //! | `site` | what tells these tables from others of the same name, and whether the storage is marked with it (one row) |
+//! | `gateway` | each gateway, with its lease |
 //! | `block` | each block in the shared storage, or that a pin has: the generation and size of its object |
 //! | `pending_object` | each object that may be in the storage, and that no block refers to |
 //! | `usage` | changes of the amounts of blocks, of which the sum is what there is |
@@ -53,6 +54,15 @@ const MIGRATIONS: [&str; 2] = [
         marked boolean NOT NULL DEFAULT false
     );
     INSERT INTO site (id) VALUES (('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint);
+    CREATE TABLE gateway (
+        peer_id text PRIMARY KEY,
+        process bigint NOT NULL,
+        host text NOT NULL,
+        version text NOT NULL,
+        started timestamptz NOT NULL DEFAULT clock_timestamp(),
+        seen timestamptz NOT NULL DEFAULT clock_timestamp(),
+        lease_end timestamptz NOT NULL
+    );
     CREATE TABLE pin (
         id bigint PRIMARY KEY,
         root bytea NOT NULL,

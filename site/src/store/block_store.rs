@@ -285,16 +285,23 @@ impl BlockStore for SiteStore {
         self.inner.missing(root).boxed()
     }
 
-    /// Keys may be visited twice: those on the own disk and in the shared storage.
+    /// Of the keys in the shared storage, those that this gateway provides; of those on its own disk all. They may be
+    /// visited twice.
     fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-        let Inner { disk, runtime, .. } = &*self.inner;
+        let Inner { disk, runtime, members, .. } = &*self.inner;
+        if which == Held::All {
+            disk.visit_keys(Held::All, visit)?;
+        }
+        let share = members.get().map(|members| members.share_of_keys());
+        let visit = &mut |key: &[u8]| {
+            if share.as_ref().is_none_or(|share| share.has(key)) {
+                visit(key);
+            }
+        };
         match which {
             Held::Roots => runtime.block_on(self.inner.visit_roots(visit)),
             Held::Pinned => runtime.block_on(self.inner.visit_shared(Listed::Pinned, visit)),
-            Held::All => {
-                disk.visit_keys(Held::All, visit)?;
-                runtime.block_on(self.inner.visit_shared(Listed::Stored, visit))
-            }
+            Held::All => runtime.block_on(self.inner.visit_shared(Listed::Stored, visit)),
         }
     }
 

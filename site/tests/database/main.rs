@@ -6,6 +6,7 @@
 //! | [`claims`] | which of several gateways works on a root |
 //! | [`contract`] | the contract of a log, by the suite that every implementation passes |
 //! | [`failures`] | a server that is killed, that is away, that was replaced by a standby without its latest entries |
+//! | [`members`] | which gateways there are, and which keys each of them provides |
 //! | [`open`] | a site that is opened from its settings, with a folder and with a real S3 server |
 //! | [`pins`] | pin services that share one list |
 //! | [`schema`] | tables of other releases, roles with few rights, several sites in one database |
@@ -17,6 +18,7 @@ mod blocks;
 mod claims;
 mod contract;
 mod failures;
+mod members;
 mod open;
 mod pins;
 mod schema;

@@ -1,0 +1,195 @@
+//! [`Members`]: this gateway as a member of its site, and the others.
+//!
+//! Goals: a gateway that has stopped is known as such within 15 seconds; every key of the site is provided to the network
+//! by two gateways, however many there are, and by all while the members are not known.
+//!
+//! Non-goals: what must not be done by two gateways at a time, which the database decides
+//! ([`crate::database::DatabaseClaims`]): two gateways may for a moment have different members in mind.
+
+use crate::database::{Database, DatabaseError, DatabaseMembers, Identity, Member, Renewed};
+use cache::StoreError;
+use content::hashes;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+/// Gateways that provide a key.
+const PROVIDERS: usize = 2;
+/// A list of members that is older is not used.
+const LIST_AGE_MAX: Duration = Duration::from_secs(600);
+/// How long members are listed after their lease has ended.
+const LISTED_AFTER: Duration = Duration::from_secs(86_400);
+/// How long the end of a process waits for the end of its lease.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often leases are renewed, and how long they last.
+#[derive(Debug, Clone)]
+pub struct MemberOptions {
+    /// A lease.
+    pub lease: Duration,
+    /// The time between two renewals.
+    pub interval: Duration,
+}
+
+impl Default for MemberOptions {
+    fn default() -> Self {
+        Self { lease: Duration::from_secs(15), interval: Duration::from_secs(5) }
+    }
+}
+
+/// The members of a site. The lease of this gateway is renewed until this is dropped or [left](Members::leave).
+#[derive(Debug)]
+pub struct Members {
+    table: Arc<DatabaseMembers>,
+    known: Arc<Mutex<Known>>,
+    renewing: JoinHandle<()>,
+}
+
+/// The latest list.
+#[derive(Debug, Default)]
+struct Known {
+    alive: Arc<[String]>,
+    read: Option<Instant>,
+}
+
+impl Members {
+    /// Makes this gateway a member, in a database whose log was opened. The database may be away: the lease begins when
+    /// it is back. Call it in a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`DatabaseError::Settings`].
+    pub fn join(database: Database, me: Identity, options: &MemberOptions) -> Result<Self, DatabaseError> {
+        let (table, known) = (Arc::new(DatabaseMembers::new(database, me)?), Arc::<Mutex<Known>>::default());
+        let renewing = tokio::spawn(renew(Arc::clone(&table), Arc::clone(&known), options.clone()));
+        Ok(Self { table, known, renewing })
+    }
+
+    /// All members, also those that have stopped lately.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub async fn list(&self) -> Result<Vec<Member>, StoreError> {
+        Ok(self.table.list().await?)
+    }
+
+    /// The peer ID of this gateway.
+    pub fn peer_id(&self) -> &str {
+        self.table.peer_id()
+    }
+
+    /// Decides which keys this gateway provides to the network, with the members that are known now.
+    pub fn share_of_keys(&self) -> KeyShare {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_current = known.read.is_some_and(|read| read.elapsed() < LIST_AGE_MAX);
+        let me = self.table.peer_id();
+        let others = known.alive.iter().filter(|member| is_current && *member != me).cloned().collect();
+        KeyShare { me: me.to_owned(), others }
+    }
+
+    /// Ends the lease. It ends by itself if the database does not answer.
+    pub async fn leave(&self) {
+        self.renewing.abort();
+        if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, self.table.leave()).await {
+            tracing::debug!(%error, "the lease of this gateway ends by itself");
+        }
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        self.renewing.abort();
+    }
+}
+
+async fn renew(table: Arc<DatabaseMembers>, known: Arc<Mutex<Known>>, options: MemberOptions) {
+    let mut ticks = interval(options.interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_first = true;
+    loop {
+        ticks.tick().await;
+        match renew_once(&table, &options, is_first).await {
+            Ok(alive) => {
+                is_first = false;
+                let read = Some(Instant::now());
+                *known.lock().unwrap_or_else(PoisonError::into_inner) = Known { alive, read };
+            }
+            Err(error) => tracing::debug!(%error, "the lease of this gateway could not be renewed"),
+        }
+    }
+}
+
+async fn renew_once(
+    table: &DatabaseMembers,
+    options: &MemberOptions,
+    is_first: bool,
+) -> Result<Arc<[String]>, DatabaseError> {
+    // The first one replaces the row of the process before.
+    if table.renew(options.lease).await? == Renewed::Other && !is_first {
+        tracing::warn!(
+            peer_id = table.peer_id(),
+            "another gateway of the site has the same peer ID: give each a data_dir of its own, and do not copy one"
+        );
+    }
+    table.remove_old(LISTED_AFTER).await?;
+    let alive = table.list().await?.into_iter().filter(|member| member.is_alive).map(|member| member.peer_id);
+    Ok(alive.collect())
+}
+
+/// The keys that a gateway provides: those for which it has one of the two highest rendezvous weights, SHA-256 of the
+/// peer ID and the key.
+#[derive(Debug, Clone)]
+pub struct KeyShare {
+    me: String,
+    /// Without this gateway.
+    others: Vec<String>,
+}
+
+impl KeyShare {
+    /// Whether this gateway provides the key, a binary multihash.
+    pub fn has(&self, key: &[u8]) -> bool {
+        if self.others.len() < PROVIDERS {
+            return true;
+        }
+        let mine = weight(&self.me, key);
+        self.others.iter().filter(|other| weight(other, key) > mine).take(PROVIDERS).count() < PROVIDERS
+    }
+}
+
+fn weight(peer_id: &str, key: &[u8]) -> [u8; 32] {
+    let hash = hashes::digest(hashes::SHA2_256, 32, &[peer_id.as_bytes(), key].concat());
+    hash.ok().and_then(|hash| hash.digest().try_into().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn share(me: usize, members: usize) -> KeyShare {
+        let name = |member: usize| format!("member {member}");
+        KeyShare { me: name(me), others: (0..members).filter(|member| *member != me).map(name).collect() }
+    }
+
+    proptest! {
+        #[test]
+        fn each_key_has_two_providers(members in 1..9_usize, key: [u8; 34]) {
+            let providers: Vec<usize> = (0..members).filter(|member| share(*member, members).has(&key)).collect();
+            prop_assert_eq!(providers.len(), members.min(PROVIDERS));
+            // One that joins takes over from one of them at most.
+            let after: Vec<usize> = (0..=members).filter(|member| share(*member, members + 1).has(&key)).collect();
+            let kept = providers.iter().filter(|member| after.contains(member)).count();
+            prop_assert!(kept + 1 >= providers.len(), "{:?} before, {:?} after", providers, after);
+        }
+    }
+
+    #[test]
+    fn keys_are_shared_evenly() {
+        let counts = (0..8).map(|member| {
+            let share = share(member, 8);
+            (0..4000_u32).filter(|key| share.has(&key.to_be_bytes())).count()
+        });
+        // A quarter of them each; the standard deviation is 27.
+        assert!(counts.clone().all(|count| (850..1150).contains(&count)), "{:?}", counts.collect::<Vec<_>>());
+    }
+}

@@ -99,6 +99,15 @@ async fn check_that_gateways_are_one(gateway: impl Fn(&Path) -> Launch) {
     until_unknown(&other, &noise_pin).await;
     let (status, listed) = other.admin("GET", "/psa/pins?name=kept", None).await;
     assert_eq!((status, &listed["count"]), (200, &json!(1)), "{listed}");
+    let (_, state) = third.admin("GET", "/api/v1/site", None).await;
+    assert_eq!(
+        (&state["name"], &state["pins"], &state["gateways"][2]),
+        (&json!(NAME), &json!(2), &Value::Null),
+        "{state}"
+    );
+    let printed = gateway(dirs[2].path()).run(&["site", "status", "--admin", third.admin_url()]);
+    let printed = printed.expect("is printed");
+    assert!(printed.contains(other.peer_id()) && printed.contains("(this one)"), "{printed}");
     let returned = gateway(dirs[0].path()).start().await;
     until_pinned(&returned, &text_pin).await;
     returned.expect(&format!("/ipfs/{text_cid}"), &text).await;

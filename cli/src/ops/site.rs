@@ -130,7 +130,7 @@ mod tests {
             "1.0 KiB of at most 1.0 GiB in 1 block\n",
             "pending   2 objects",
             "stopped",
-            "3s ago (this one)",
+            "3 s ago (this one)",
         ] {
             assert!(printed.contains(words), "{words:?} is not in\n{printed}");
         }

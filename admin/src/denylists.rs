@@ -55,6 +55,9 @@ impl From<ControlError> for ApiError {
     fn from(error: ControlError) -> Self {
         match error {
             ControlError::Store(StoreError::Closed) => stopping(),
+            ControlError::Store(StoreError::Unavailable { .. } | StoreError::Busy) => {
+                Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
             error => Self(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
         }
     }
@@ -128,6 +131,8 @@ async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         (status = 201, description = "The rule is in force.", body = AddedView),
         (status = 400, description = "The rule or its subject is invalid.", body = ErrorView),
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
+        (status = 503, description = "The rule is in force, but the content cannot be deleted: the database or the storage \
+            of the site cannot be reached. Repeat the request.", body = ErrorView),
         (status = 507, description = "The list cannot be written, or the store cannot delete the content.",
             body = ErrorView)))]
 async fn add(

@@ -61,8 +61,8 @@ pub enum StoreError {
     /// A metadata store that no other service shares was changed by another writer. A defect.
     #[error("the metadata was changed by another writer: restart the gateway, and report this")]
     OtherWriter,
-    /// Others have changed the metadata too often meanwhile.
-    #[error("other gateways change the pins too often at the moment: try again")]
+    /// Others have changed the metadata too often meanwhile, or too much waits for what gateways share.
+    #[error("the gateways of the site have too much to do at the moment: try again")]
     Busy,
     /// An I/O error.
     #[error("the store cannot read or write ({0}): check the disk's free space, permissions and health")]

@@ -60,8 +60,8 @@ impl fmt::Debug for Withheld {
 pub type OnProgress<'a> = &'a mut (dyn FnMut(&ScrubProgress, &[Finding]) + Send);
 
 /// Why a store refuses packed files.
-pub const NO_SLICES: &str =
-    "this kind of store cannot have packed files: set cache.store = \"rocksdb\", or add the file without packing it";
+pub const NO_SLICES: &str = "this kind of store cannot have packed files: add the file without packing it (only a gateway with \
+     cache.store = \"rocksdb\" that does not belong to a site can have them)";
 
 /// Where a scrub starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,8 +24,8 @@ use bytes::Bytes;
 use content::stored::{Shape, Stored};
 use content::{Block, BlockError, BlockKey, BlockSource, Cid, Policy, ReadAhead, SourceError, Verdict, hashes};
 use futures::future::{BoxFuture, FutureExt as _, ready};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
@@ -33,6 +33,10 @@ use tracing::{debug, warn};
 /// The maximum wait of a fetched block for room in the disk's queue. Waiting is the backpressure that bounds memory; a
 /// disk that accepts nothing for this long counts as stuck, and later blocks do not wait until it has room.
 const DISK_ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// After so many reads in a row that lasted longer, it is not read for a moment.
+const SITE_LATE_READS_MAX: u32 = 8;
+const SITE_PAUSE: Duration = Duration::from_secs(5);
 
 /// Blocks evicted in one call, so that reads and writes can happen in between.
 const EVICTED_AT_ONCE: usize = 1024;
@@ -78,6 +82,8 @@ pub struct SiteTier {
     /// The same for untrusted peers: a source that gives up sooner (it does not search the storage while the index is
     /// away).
     pub blocks_for_peers: Arc<dyn BlockSource>,
+    /// How long a request waits for one of them before it is sent to the upstream.
+    pub wait_max: Duration,
 }
 
 impl std::fmt::Debug for SiteTier {
@@ -91,6 +97,8 @@ struct Site {
     blocks: Arc<dyn BlockSource>,
     blocks_for_peers: Arc<dyn BlockSource>,
     tier: Tier,
+    wait_max: Duration,
+    late_reads: [LateReads; 2],
 }
 
 impl Site {
@@ -99,6 +107,41 @@ impl Site {
             Reader::Client => &self.blocks,
             Reader::Peer => &self.blocks_for_peers,
         }
+    }
+
+    /// A block in its stored form. A storage that hangs is asked seldom, so that it does not delay what others have.
+    async fn read(&self, cid: &Cid, reader: Reader) -> Result<Option<Stored>, SourceError> {
+        let late_reads = &self.late_reads[reader as usize];
+        if late_reads.are_too_many() {
+            return Err(SourceError::Store("the shared storage does not answer in time".into()));
+        }
+        let Ok(read) = tokio::time::timeout(self.wait_max, self.source(reader).get_stored(cid)).await else {
+            late_reads.add();
+            return Err(SourceError::Store("the shared storage did not answer in time".into()));
+        };
+        late_reads.in_a_row.store(0, Ordering::Relaxed);
+        read
+    }
+}
+
+/// Reads of the shared storage that did not end in time.
+#[derive(Default)]
+struct LateReads {
+    in_a_row: AtomicU32,
+    /// Until when it is not read.
+    pause_end: Mutex<Option<Instant>>,
+}
+
+impl LateReads {
+    fn add(&self) {
+        if self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= SITE_LATE_READS_MAX {
+            *self.pause_end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + SITE_PAUSE);
+        }
+    }
+
+    fn are_too_many(&self) -> bool {
+        let pause_end = *self.pause_end.lock().unwrap_or_else(PoisonError::into_inner);
+        pause_end.is_some_and(|end| Instant::now() < end)
     }
 }
 
@@ -175,8 +218,9 @@ impl Tiers {
         policy: Arc<dyn Policy>,
         metrics: TierMetrics,
     ) -> Self {
-        let SiteTier { store, blocks, blocks_for_peers } = site;
-        let site = Site { blocks, blocks_for_peers, tier: metrics.add_site() };
+        let SiteTier { store, blocks, blocks_for_peers, wait_max } = site;
+        let late_reads = Default::default();
+        let site = Site { blocks, blocks_for_peers, tier: metrics.add_site(), wait_max, late_reads };
         Self::combine(ram, [disk, store], Some(site), policy, metrics)
     }
 
@@ -446,7 +490,7 @@ impl Inner {
     async fn find_in_site(&self, cid: &Cid, reader: Reader) -> Result<Option<Block>, SourceError> {
         let Some(site) = &self.site else { return Ok(None) };
         let (tier, start) = (&site.tier, Instant::now());
-        let found = match site.source(reader).get_stored(cid).await {
+        let found = match site.read(cid, reader).await {
             Ok(Some(stored)) => verify(*cid, stored).await.map(Some),
             Ok(None) | Err(SourceError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),

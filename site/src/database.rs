@@ -12,6 +12,7 @@
 //! | `claims` | [`DatabaseClaims`]: which gateway works on which root |
 //! | `error` | [`DatabaseError`]: what the operator can do |
 //! | `index` | [`DatabaseIndex`]: the index of the blocks in the shared storage |
+//! | `locator` | look-ups of blocks, those of many callers in one statement |
 //! | `log` | [`DatabaseLog`]: the log of changes of metadata records |
 //! | `members` | [`DatabaseMembers`]: which gateways are members of the site |
 //! | `reconnecting` | one session that is established again when it was lost |
@@ -23,6 +24,7 @@ mod address;
 mod claims;
 mod error;
 mod index;
+mod locator;
 mod log;
 mod members;
 mod reconnecting;

@@ -33,14 +33,14 @@ pub use source::SharedSource;
 
 use self::source::UsedBlocks;
 use self::upkeep::Upkeep;
-use self::writer::Writer;
+use self::writer::{Target, Writer};
 use crate::blocks::{IndexFigures, SharedBlocks};
 use crate::members::Members;
 use cache::pins::PinChanges;
 use cache::store::IsWithheld;
 use cache::{BlockStore, StoreError};
 use content::stored::CompressionOptions;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -80,9 +80,7 @@ struct Inner {
     changes: Arc<PinChanges>,
     /// Pins were removed.
     removed: Arc<Notify>,
-    /// The latest amounts in the shared storage.
-    figures: Arc<Mutex<IndexFigures>>,
-    is_withheld: OnceLock<Arc<IsWithheld>>,
+    is_withheld: Arc<OnceLock<IsWithheld>>,
     /// Of whom each provides a part of the keys. All keys without.
     members: OnceLock<Arc<Members>>,
     /// For callers that block their thread.
@@ -107,26 +105,31 @@ impl SiteStore {
     /// not part of the site. Call it in a Tokio runtime.
     pub fn new(disk: Arc<dyn BlockStore>, shared: SharedBlocks, options: &SiteStoreOptions) -> Self {
         let (changes, removed) = (Arc::<PinChanges>::default(), Arc::<Notify>::default());
-        let (figures, used) = (Arc::<Mutex<IndexFigures>>::default(), UsedBlocks::default());
+        let used = UsedBlocks::default();
         let upkeep = Upkeep {
             shared: shared.clone(),
             used: used.clone(),
             changes: Arc::clone(&changes),
             removed: Arc::clone(&removed),
-            figures: Arc::clone(&figures),
             cached_bytes_max: options.cached_bytes_max,
             interval: options.upkeep_interval,
         };
+        let is_withheld = Arc::<OnceLock<IsWithheld>>::default();
+        let target = Target {
+            shared: shared.clone(),
+            disk: Arc::clone(&disk),
+            zstd: options.zstd,
+            is_withheld: Arc::clone(&is_withheld),
+        };
         let inner = Inner {
             source: SharedSource::new(shared.clone(), used),
-            writer: Writer::start(shared.clone(), Arc::clone(&disk), options.zstd),
+            writer: Writer::start(target),
             keeps_cached: options.cached_bytes_max > 0,
             disk,
             shared,
             changes,
             removed,
-            figures,
-            is_withheld: OnceLock::new(),
+            is_withheld,
             members: OnceLock::new(),
             runtime: Handle::current(),
             upkeep: tokio::spawn(upkeep.run()),
@@ -156,14 +159,5 @@ impl SiteStore {
 impl Inner {
     fn is_withheld(&self, key: &content::BlockKey) -> bool {
         self.is_withheld.get().is_some_and(|is_withheld| is_withheld(key))
-    }
-
-    fn latest_figures(&self) -> IndexFigures {
-        *self.figures.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until what was put before has been written, or has failed.
-    async fn written(&self) -> Result<(), StoreError> {
-        self.writer.written().await
     }
 }

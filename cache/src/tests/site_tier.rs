@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 /// The stored forms of a store. Counts requests, and can wait, fail, or return the stored form of another block.
@@ -136,12 +136,20 @@ fn member(policy: Arc<dyn Policy>) -> Member {
 }
 
 fn member_with(disk: Arc<dyn BlockStore>, policy: Arc<dyn Policy>) -> Member {
+    member_that_waits(Duration::from_secs(600), disk, policy)
+}
+
+fn member_that_waits(wait_max: Duration, disk: Arc<dyn BlockStore>, policy: Arc<dyn Policy>) -> Member {
     let mut registry = Registry::default();
     let metrics = TierMetrics::register(&mut registry);
     let (ram, shared) = (Ram::new(1 << 24), memory_store());
     let (for_clients, for_peers) = (Counting::new(&shared), Counting::new(&shared));
-    let site =
-        SiteTier { store: Arc::clone(&shared), blocks: for_clients.clone(), blocks_for_peers: for_peers.clone() };
+    let site = SiteTier {
+        store: Arc::clone(&shared),
+        blocks: for_clients.clone(),
+        blocks_for_peers: for_peers.clone(),
+        wait_max,
+    };
     let tiers = Tiers::of_site(ram.clone(), Arc::clone(&disk), site, policy, metrics.clone());
     Member { registry, metrics, ram, disk, shared, for_clients, for_peers, tiers }
 }
@@ -332,6 +340,26 @@ async fn a_shared_storage_that_fails_costs_only_speed_unless_only_it_may_have_th
             assert_eq!((hits, misses, errors), (0, 0, u64::from(holder != Holder::Disk)), "{case}");
         }
     }
+}
+
+/// A request waits for a storage that hangs, and after some have, no request does for a moment.
+#[tokio::test]
+async fn a_shared_storage_that_hangs_delays_a_few_requests() {
+    let waiting = Duration::from_millis(50);
+    let member = member_that_waits(waiting, memory_store(), Arc::new(AllowAll));
+    member.for_clients.close();
+    for number in 0..40 {
+        let block = noisy(number, 100);
+        let source = member.source(Reader::Through, &Network::new(Some(block.clone())));
+        assert_eq!(source.get(block.cid()).await.expect("the network has it").data(), block.data());
+    }
+    assert_eq!((member.for_clients.reads(), member.site_figures().errors), (8, 40));
+    // Peers are not affected by it.
+    let block = noisy(99, 100);
+    put(&member.shared, &block).await;
+    assert!(member.source(Reader::Local, &Network::new(None)).get(block.cid()).await.is_ok());
+    let failed = member.source(Reader::Through, &Network::new(None)).get(block.cid()).await;
+    assert!(matches!(failed, Err(SourceError::Store(_))), "the storage may have it: {failed:?}");
 }
 
 #[tokio::test]

@@ -16,7 +16,10 @@ use site::database::{Database, Identity, Member};
 use site::members::{MemberOptions, Members};
 use site::store::{SiteStore, SiteStoreOptions};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+/// How long a request waits for the shared storage before it is sent to the network.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What a gateway has of its site.
 pub(super) struct Site {
@@ -72,6 +75,7 @@ impl Site {
             store: self.store.handle(),
             blocks: Arc::new(source.clone()),
             blocks_for_peers: Arc::new(source.for_peers()),
+            wait_max: WAIT_MAX,
         }
     }
 

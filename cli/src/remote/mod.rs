@@ -86,8 +86,9 @@ pub async fn open_or_connect<T>(
         Ok(store) => return Ok(Backend::Local(store)),
         Err(error) => error,
     };
-    // A store in memory exists only in a running gateway.
-    if !is_in_use(&error) && loaded.config.cache.store != StoreKind::Memory {
+    // A store in memory exists only in a running gateway, and that of a site is opened only by one.
+    let is_of_gateways = loaded.config.cache.store == StoreKind::Memory || loaded.config.site.is_on();
+    if !is_in_use(&error) && !is_of_gateways {
         return Err(error);
     }
     match admin_url(&loaded.config.data_dir).await? {

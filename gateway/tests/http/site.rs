@@ -86,8 +86,9 @@ impl Setup {
         let tiers = match self.shared {
             None => Tiers::new(ram, disk.handle(), policy, tier_metrics),
             Some(store) => {
-                let site =
-                    SiteTier { blocks: Arc::new(store.handle()), blocks_for_peers: Arc::new(store.handle()), store };
+                let [blocks, blocks_for_peers] = [store.handle(), store.handle()].map(|handle| Arc::new(handle) as _);
+                let wait_max = std::time::Duration::from_secs(60);
+                let site = SiteTier { blocks, blocks_for_peers, store, wait_max };
                 Tiers::of_site(ram, disk.handle(), site, policy, tier_metrics)
             }
         };

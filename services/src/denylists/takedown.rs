@@ -192,7 +192,8 @@ impl Control {
     pub async fn add(&self, order: NewRule) -> Result<Done, ControlError> {
         let _changing = self.begin().await;
         let mut done = Done { complete: true, ..Done::default() };
-        let pins = self.pins().await?;
+        // The rule is in force also if they cannot be read.
+        let pins = self.pins().await;
         // Resolved before the rule is in force, which deletes the content.
         let below = match &order.subject {
             Some(subject) if order.deep && !order.rule.allows => self.start_of_walk(subject).await,
@@ -208,6 +209,7 @@ impl Control {
         if order.rule.allows {
             return Ok(done);
         }
+        let pins = pins?;
         if let Some((block, links)) = links {
             self.keep_links(block, links).await;
         }

@@ -210,10 +210,24 @@ fn of_pin(error: &PinError) -> StatusCode {
 }
 
 impl UploadError {
+    /// Whether the gateway ends: nothing else is to be repeated with another gateway.
+    fn is_of_stopping(&self) -> bool {
+        let can_be_repeated = |error: &StoreError| matches!(error, StoreError::Busy | StoreError::Unavailable { .. });
+        !self.is_short_of_memory()
+            && match self {
+                Self::Store(error) => !can_be_repeated(error),
+                Self::Pin { error, .. } => match &**error {
+                    PinError::Store(error) => !can_be_repeated(error),
+                    _ => true,
+                },
+                _ => true,
+            }
+    }
+
     /// The status and the message for the client.
     pub fn failure(&self) -> (StatusCode, String) {
         match self.status() {
-            status @ StatusCode::SERVICE_UNAVAILABLE if !self.is_short_of_memory() => (status, STOPPING.to_owned()),
+            status @ StatusCode::SERVICE_UNAVAILABLE if self.is_of_stopping() => (status, STOPPING.to_owned()),
             status => (status, self.to_string()),
         }
     }

@@ -23,6 +23,8 @@ const BATCH: u32 = 256;
 const CONCURRENCY: usize = 16;
 /// Blocks that are searched for in the storage at the same time, for all calls: each lists names.
 const SEARCHES: usize = 8;
+/// How long a search waits for others.
+const SEARCH_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How often a write is repeated because its objects were no longer pending: it had been paused for [`PENDING_AGE`].
 const WRITES_MAX: usize = 3;
 /// How often a block is looked up again because its object has been replaced.
@@ -278,6 +280,8 @@ impl SharedBlocks {
     pub async fn get(&self, keys: &[BlockKey]) -> Vec<Result<Option<Stored>, StoreError>> {
         match self.locate(keys).await {
             Ok(rows) => self.read_all(keys, &rows).await,
+            // The index can be reached.
+            Err(StoreError::Busy) => vec![Err(StoreError::Busy); keys.len()],
             Err(error) => {
                 tracing::debug!(%error, "blocks are searched for in the storage");
                 in_order(keys.iter().map(|key| self.find(*key).boxed()).collect()).await
@@ -404,7 +408,8 @@ impl SharedBlocks {
 
     /// A block of which the storage may have an object, without the index.
     async fn find(&self, key: BlockKey) -> Result<Option<Stored>, StoreError> {
-        let _permit = self.searches.acquire().await.map_err(|_| StoreError::Closed)?;
+        let permit = tokio::time::timeout(SEARCH_WAIT_MAX, self.searches.acquire()).await;
+        let _permit = permit.map_err(|_| StoreError::Busy)?.map_err(|_| StoreError::Closed)?;
         let prefix = object::name_prefix(&key);
         let mut listed = self.objects.list(&prefix);
         while let Some(found) = listed.next().await {
@@ -421,12 +426,20 @@ impl SharedBlocks {
     /// Records that the object of a block is missing or damaged.
     async fn lose(&self, object: ObjectId) -> Result<Read, StoreError> {
         // Nothing is lost because another bucket or folder is there instead.
-        objects::require_marker(&*self.objects, &self.mark).await.map_err(unavailable)?;
+        self.check_storage().await?;
         let Some(roots) = self.index.lose(object).await? else { return Ok(Read::Missing) };
         let (name, pins) = (object.name(), roots.len());
         tracing::warn!(object = %name, pins, "an object of the site's storage is missing or damaged");
         self.discard(vec![object]).await;
         Ok(Read::Lost)
+    }
+
+    /// Checks that the storage can be read, and is that of the site.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub async fn check_storage(&self) -> Result<(), StoreError> {
+        objects::require_marker(&*self.objects, &self.mark).await.map_err(unavailable)
     }
 
     /// Deletes pending objects.
@@ -504,20 +517,21 @@ impl SharedBlocks {
         self.index.release_members(BATCH).await
     }
 
-    /// Evicts blocks that no pin has, until their objects have no more than this size together. Does nothing while
-    /// another gateway does the same. Returns what it has evicted.
+    /// Evicts blocks that no pin has, until their objects have no more than this size together, or so many batches have
+    /// been evicted. Does nothing while another gateway does the same. Returns what it has evicted.
     ///
     /// # Errors
     /// [`StoreError`]; some may have been evicted.
-    pub async fn evict(&self, cached_bytes_max: u64) -> Result<Evicted, StoreError> {
+    pub async fn evict(&self, cached_bytes_max: u64, batches_max: usize) -> Result<Evicted, StoreError> {
         let mut evicted = Evicted::default();
-        loop {
+        for _ in 0..batches_max {
             let batch = self.index.evict(cached_bytes_max, BATCH).await?;
             if batch.is_empty() {
-                return Ok(evicted);
+                break;
             }
             evicted += self.delete_evicted(batch).await?;
         }
+        Ok(evicted)
     }
 
     /// Deletes those of the blocks that no pin has.

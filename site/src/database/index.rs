@@ -10,6 +10,7 @@
 use super::Parameter;
 use super::address::Database;
 use super::error::DatabaseError;
+use super::locator::Locator;
 use super::reconnecting::ReconnectingSession;
 use super::session::Session;
 use crate::blocks::{
@@ -19,6 +20,7 @@ use crate::blocks::{
 use cache::{PinState, PinSummary, StoreError};
 use content::{BlockKey, Cid};
 use futures::future::{BoxFuture, FutureExt as _};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
@@ -151,7 +153,7 @@ impl Statements {
             ),
             pins_with_losses: format!(
                 "SELECT root FROM \"{schema}\".pin
-                WHERE NOT removed AND lost_at > clock_timestamp() - $1 * interval '1 millisecond'"
+                WHERE NOT removed AND lost_at > statement_timestamp() - $1 * interval '1 millisecond'"
             ),
             evict: format!("SELECT * FROM \"{schema}\".evict_blocks($1, $2)"),
             // A block that a pin gets meanwhile is pinned by the time that this has waited for it.
@@ -245,7 +247,9 @@ impl Default for IndexOptions {
 pub struct DatabaseIndex {
     database: Database,
     /// Look-ups, which a client waits for.
-    reads: ReconnectingSession,
+    reads: Arc<ReconnectingSession>,
+    /// Those of blocks.
+    locator: Locator,
     /// Changes, which may wait for each other, and for standbys.
     changes: ReconnectingSession,
     /// What takes long: counting, and putting in order.
@@ -276,8 +280,14 @@ impl DatabaseIndex {
     pub fn new(database: Database, options: IndexOptions) -> Self {
         let statements = Statements::of(database.schema());
         let session = || ReconnectingSession::new(database.clone());
-        let (reads, changes, upkeep) = (session().with_timeout(READ_TIMEOUT), session(), session());
-        Self { database, reads, changes, upkeep, statements, options }
+        let (reads, changes, upkeep) = (Arc::new(session().with_timeout(READ_TIMEOUT)), session(), session());
+        let of_row = database.clone();
+        let read_row = move |row: &Row| {
+            let block = block_row(row).map_err(|error| of_row.error(&error))?;
+            Ok(Some(block.ok_or_else(|| invalid_key(&of_row))?))
+        };
+        let locator = Locator::new(Arc::clone(&reads), statements.locate.clone(), Box::new(read_row));
+        Self { database, reads, locator, changes, upkeep, statements, options }
     }
 
     /// Runs a change, and again if the server has ended it because of others that waited.
@@ -307,7 +317,7 @@ impl DatabaseIndex {
     /// All of them, unless a key in the tables is invalid.
     fn known<T>(&self, read: Vec<Option<T>>) -> Result<Vec<T>, DatabaseError> {
         let all = read.into_iter().collect::<Option<Vec<_>>>();
-        all.ok_or_else(|| self.database.unreachable("a row of its index has an invalid key"))
+        all.ok_or_else(|| invalid_key(&self.database))
     }
 
     /// The rows of a commit: whether the pin exists, and objects.
@@ -392,7 +402,7 @@ impl DatabaseIndex {
     }
 
     async fn amounts(&self) -> Result<IndexFigures, DatabaseError> {
-        let rows = self.look_up(&self.statements.figures, &[]).await?;
+        let rows = self.upkeep(&self.statements.figures, &[]).await?;
         let Some(row) = rows.first() else { return Ok(IndexFigures::default()) };
         let number = |column| row.try_get::<_, i64>(column).map(i64::cast_unsigned).map_err(self.wrong());
         Ok(IndexFigures {
@@ -432,16 +442,7 @@ impl BlockIndex for DatabaseIndex {
     }
 
     fn locate(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<BlockRow>, StoreError>> {
-        async move {
-            let rows = self.look_up(&self.statements.locate, &[(&to_bytea(&keys), Type::BYTEA_ARRAY)]).await?;
-            let read = rows.iter().map(|row| {
-                let number = |column| row.try_get(column).map(of_int4);
-                let (bytes, form) = (number(2)?, Form { block_bytes: number(3)?, number: number(4)? });
-                Ok(object(row, 0)?.map(|object| BlockRow { object, bytes, shape: form.shape(&object.key, bytes) }))
-            });
-            Ok(self.known(read.collect::<Result<Vec<_>, _>>().map_err(self.wrong())?)?)
-        }
-        .boxed()
+        self.locator.locate(keys).boxed()
     }
 
     fn mark_used(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -498,7 +499,7 @@ impl BlockIndex for DatabaseIndex {
     fn pins_with_losses(&self, within: Duration) -> BoxFuture<'_, Result<Vec<Cid>, StoreError>> {
         async move {
             let parameters: [Parameter<'_>; 1] = [(&milliseconds(within), Type::FLOAT8)];
-            let rows = self.look_up(&self.statements.pins_with_losses, &parameters).await?;
+            let rows = self.upkeep(&self.statements.pins_with_losses, &parameters).await?;
             let read = rows.iter().map(|row| Ok(Cid::try_from(row.try_get::<_, &[u8]>(0)?).ok()));
             Ok(self.known(read.collect::<Result<Vec<_>, _>>().map_err(self.wrong())?)?)
         }
@@ -602,7 +603,7 @@ impl BlockIndex for DatabaseIndex {
         async move {
             let (after, max) = (after.map_or(-1, u64::cast_signed), i64::from(pins_max));
             let parameters: [Parameter<'_>; 2] = [(&after, Type::INT8), (&max, Type::INT8)];
-            Ok(self.summaries(&self.look_up(&self.statements.pins, &parameters).await?)?)
+            Ok(self.summaries(&self.upkeep(&self.statements.pins, &parameters).await?)?)
         }
         .boxed()
     }
@@ -642,6 +643,16 @@ async fn repeated(
 fn object(row: &Row, column: usize) -> Result<Option<ObjectId>, tokio_postgres::Error> {
     let (key, generation): (&[u8], i64) = (row.try_get(column)?, row.try_get(column + 1)?);
     Ok(BlockKey::from_bytes(key).map(|key| ObjectId { key, generation: generation.cast_unsigned() }))
+}
+
+fn block_row(row: &Row) -> Result<Option<BlockRow>, tokio_postgres::Error> {
+    let number = |column| row.try_get(column).map(of_int4);
+    let (bytes, form) = (number(2)?, Form { block_bytes: number(3)?, number: number(4)? });
+    Ok(object(row, 0)?.map(|object| BlockRow { object, bytes, shape: form.shape(&object.key, bytes) }))
+}
+
+fn invalid_key(database: &Database) -> DatabaseError {
+    database.unreachable("a row of its index has an invalid key")
 }
 
 fn summary(row: &Row) -> Result<Option<PinSummary>, tokio_postgres::Error> {

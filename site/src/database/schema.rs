@@ -95,6 +95,7 @@ const MIGRATIONS: [&str; 2] = [
     );
     CREATE INDEX block_slot ON block (slot, key);
     CREATE INDEX block_cached ON block (used) WHERE NOT pinned;
+    CREATE INDEX block_lost ON block (key) WHERE generation IS NULL;
     CREATE TABLE member (pin bigint NOT NULL, key bytea NOT NULL, PRIMARY KEY (pin, key));
     CREATE INDEX member_key ON member (key);
     CREATE TABLE pending_object (
@@ -203,7 +204,7 @@ const MIGRATIONS: [&str; 2] = [
         IF NOT pg_try_advisory_xact_lock(hashtext(current_schema()), 1) THEN
             RETURN;
         END IF;
-        WITH merged AS (DELETE FROM usage RETURNING *)
+        WITH merged AS (DELETE FROM usage WHERE id IN (SELECT id FROM usage ORDER BY id LIMIT 100000) RETURNING *)
         INSERT INTO usage (pinned_blocks, pinned_bytes, pinned_block_bytes, cached_blocks, cached_bytes)
             SELECT sum(pinned_blocks), sum(pinned_bytes), sum(pinned_block_bytes), sum(cached_blocks), sum(cached_bytes)
             FROM merged HAVING count(*) > 0;

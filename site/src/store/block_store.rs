@@ -1,22 +1,24 @@
 //! Implements [`BlockStore`] for [`SiteStore`].
 
 use super::source::verified;
-use super::writer::{Item, shared_pin};
+use super::writer::{Item, Which, shared_pin};
 use super::{Inner, SiteStore};
 use crate::blocks::{Listed, LostBlock};
 use bytes::Bytes;
 use cache::disk::Figures;
 use cache::pins::{PinAttempt, PinChanges, PinError, PinSummary};
-use cache::store::{BlockStore, Evict, Evicted, Held, IsHot, IsWithheld, OnProgress, ScrubPass, Stats, StoreStats};
+use cache::store::{BlockStore, Evict, Evicted, Held, IsHot, IsWithheld, OnProgress, ScrubPass, Stats};
 use cache::{MissingBlocks, PinState, Recompressed, ScrubReport, StoreError, raw_cid};
 use content::stored::{Shape, Stored};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
 use futures::future::{BoxFuture, FutureExt as _};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Rows that are read from the index at a time.
 const PAGE: u32 = 1000;
+/// How long closing waits for the shared storage.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Inner {
     async fn get(
@@ -118,6 +120,15 @@ impl Inner {
         Ok(self.writer.put_member(item, attempt).await?)
     }
 
+    /// Makes a block a member of a temporary pin, on the own disk.
+    async fn hold(&self, cid: Cid, attempt: &Arc<PinAttempt>) -> Result<(), PinError> {
+        if matches!(self.disk.has(&cid).await, Ok(true)) {
+            return self.disk.put_held_member(cid, attempt).await;
+        }
+        let block = self.source.get(&cid).await.map_err(PinError::unread)?;
+        self.disk.put_member(&block, attempt).await
+    }
+
     async fn finish_pin(&self, attempt: Arc<PinAttempt>) -> Result<PinSummary, PinError> {
         let Some(pin) = shared_pin(&attempt) else { return self.disk.finish_pin(attempt).await };
         self.writer.settled(&attempt).await?;
@@ -132,9 +143,9 @@ impl Inner {
     }
 
     async fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> Result<Evicted, StoreError> {
-        // What is queued is written before, so that it is not written after.
-        self.written().await?;
         let on_disk = self.disk.evict(keys.clone(), which).await?;
+        // What is queued is written before, so that it is not written after.
+        self.writer.written(Which::All).await?;
         let shared = match which {
             Evict::Unpinned => self.shared.evict_unpinned(&keys).await?,
             Evict::Everything => {
@@ -156,8 +167,9 @@ impl Inner {
     }
 
     async fn flush(&self) -> Result<(), StoreError> {
-        self.written().await?;
-        while self.shared.release_members().await? {}
+        self.writer.written(Which::Members).await?;
+        // Members of removed pins are released by all gateways, and their blocks are evicted when there is no room.
+        self.removed.notify_one();
         self.disk.flush().await
     }
 
@@ -175,8 +187,8 @@ impl Inner {
 
     async fn close(&self) -> Result<(), StoreError> {
         self.writer.close();
-        // Pins that were not acknowledged are resumed.
-        _ = self.written().await;
+        // Pins that were not acknowledged are resumed, here or elsewhere.
+        _ = tokio::time::timeout(CLOSE_TIMEOUT, self.writer.written(Which::All)).await;
         self.upkeep.abort();
         self.disk.close().await
     }
@@ -247,9 +259,12 @@ impl BlockStore for SiteStore {
 
     fn look<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>> {
         async move {
-            match self.inner.disk.look(key).await? {
-                Some(data) => Ok(Some(data)),
-                None => self.inner.look_shared(key).await,
+            match self.inner.disk.look(key).await {
+                Ok(Some(data)) => Ok(Some(data)),
+                failed => match self.inner.look_shared(key).await {
+                    Ok(None) => failed,
+                    result => result,
+                },
             }
         }
         .boxed()
@@ -257,9 +272,12 @@ impl BlockStore for SiteStore {
 
     fn stored<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Stored>, StoreError>> {
         async move {
-            match self.inner.disk.stored(key).await? {
-                Some(stored) => Ok(Some(stored)),
-                None => self.inner.source.stored(*key).await,
+            match self.inner.disk.stored(key).await {
+                Ok(Some(stored)) => Ok(Some(stored)),
+                failed => match self.inner.source.stored(*key).await {
+                    Ok(None) => failed,
+                    result => result,
+                },
             }
         }
         .boxed()
@@ -340,7 +358,7 @@ impl BlockStore for SiteStore {
     fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<PinAttempt>) -> BoxFuture<'a, Result<(), PinError>> {
         match attempt.root() {
             Some(_) => self.inner.put_member(Item::Held(cid), attempt).boxed(),
-            None => self.inner.disk.put_held_member(cid, attempt),
+            None => self.inner.hold(cid, attempt).boxed(),
         }
     }
 
@@ -372,8 +390,8 @@ impl BlockStore for SiteStore {
 
     fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            self.inner.written().await?;
-            self.inner.disk.written().await
+            self.inner.disk.written().await?;
+            self.inner.writer.written(Which::Members).await
         }
         .boxed()
     }
@@ -399,9 +417,9 @@ impl BlockStore for SiteStore {
     }
 
     fn set_is_withheld(&self, is_withheld: IsWithheld) {
-        let is_withheld = Arc::new(is_withheld);
-        _ = self.inner.is_withheld.set(Arc::clone(&is_withheld));
-        self.inner.disk.set_is_withheld(Box::new(move |key| is_withheld(key)));
+        let inner = Arc::clone(&self.inner.is_withheld);
+        _ = inner.set(is_withheld);
+        self.inner.disk.set_is_withheld(Box::new(move |key| inner.get().is_some_and(|is_withheld| is_withheld(key))));
     }
 
     /// The amounts of the own disk, with the pins of the site.
@@ -409,19 +427,9 @@ impl BlockStore for SiteStore {
         self.inner.figures().boxed()
     }
 
-    /// The counters of the own disk.
+    /// The counters of the own disk. What is in the shared storage is not on it.
     fn live_stats(&self) -> Arc<Stats> {
         self.inner.disk.live_stats()
-    }
-
-    /// The figures of the own disk, with the pinned blocks of the site as of the latest round of upkeep.
-    fn stats(&self) -> StoreStats {
-        let (stats, shared) = (self.inner.disk.stats(), self.inner.latest_figures());
-        StoreStats {
-            pinned_bytes: stats.pinned_bytes + shared.pinned_bytes,
-            blocks: stats.blocks + shared.pinned_blocks,
-            ..stats
-        }
     }
 
     /// Verifies the own disk. Blocks in the shared storage are verified when they are read.

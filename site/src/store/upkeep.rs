@@ -7,10 +7,10 @@
 //! Non-goals: dividing this work, which costs little when there is nothing to do.
 
 use super::source::UsedBlocks;
-use crate::blocks::{IndexFigures, SharedBlocks};
+use crate::blocks::SharedBlocks;
 use cache::StoreError;
 use cache::pins::PinChanges;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -24,6 +24,8 @@ const RECONCILE_ROUNDS: u32 = 256;
 const ORPHANS_MAX: u64 = 256;
 /// Losses are looked for in the time of so many rounds before, so that none is missed. Each is reported several times.
 const LOSS_ROUNDS: u32 = 6;
+/// Batches of one kind of work in a round, so that the others have their turn.
+const STEPS_MAX: usize = 64;
 
 /// What the work in the background needs.
 pub(super) struct Upkeep {
@@ -31,7 +33,6 @@ pub(super) struct Upkeep {
     pub(super) used: UsedBlocks,
     pub(super) changes: Arc<PinChanges>,
     pub(super) removed: Arc<Notify>,
-    pub(super) figures: Arc<Mutex<IndexFigures>>,
     pub(super) cached_bytes_max: u64,
     pub(super) interval: Duration,
 }
@@ -42,30 +43,34 @@ impl Upkeep {
         let mut rounds = interval(self.interval);
         rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = 0_u32;
-        let mut learnt = Instant::now();
+        let (mut learnt, mut failures) = (Instant::now(), Failures::default());
         loop {
             tokio::select! {
                 _ = rounds.tick() => round = round.wrapping_add(1),
-                () = self.removed.notified() => {
-                    log(self.release().await);
-                    continue;
-                }
+                // Members that are left are released without waiting for the next round.
+                () = self.removed.notified() => {}
             }
             // Also those of the time in which the database was away.
             let since = learnt.elapsed() + self.interval * LOSS_ROUNDS;
-            if log(self.learn_losses(since).await) {
+            let has_learnt = failures.log(self.learn_losses(since).await);
+            if has_learnt {
                 learnt = Instant::now();
             }
-            log(self.release().await);
-            log(self.record_use().await);
-            log(self.evict().await);
+            let mut is_done = has_learnt;
+            is_done &= failures.log(self.release().await);
+            is_done &= failures.log(self.record_use().await);
+            is_done &= failures.log(self.evict().await);
+            // Finds out whether the storage can be used.
+            is_done &= failures.log(self.shared.check_storage().await);
             if round.is_multiple_of(SWEEP_ROUNDS) {
-                log(self.sweep().await);
+                is_done &= failures.log(self.sweep().await);
             }
             if round.is_multiple_of(RECONCILE_ROUNDS) {
-                log(self.reconcile().await);
+                is_done &= failures.log(self.reconcile().await);
             }
-            log(self.count().await);
+            if is_done {
+                failures.end();
+            }
         }
     }
 
@@ -77,7 +82,12 @@ impl Upkeep {
     }
 
     async fn release(&self) -> Result<(), StoreError> {
-        while self.shared.release_members().await? {}
+        for _ in 0..STEPS_MAX {
+            if !self.shared.release_members().await? {
+                return Ok(());
+            }
+        }
+        self.removed.notify_one();
         Ok(())
     }
 
@@ -90,7 +100,7 @@ impl Upkeep {
     }
 
     async fn evict(&self) -> Result<(), StoreError> {
-        let evicted = self.shared.evict(self.cached_bytes_max).await?;
+        let evicted = self.shared.evict(self.cached_bytes_max, STEPS_MAX).await?;
         if evicted.blocks > 0 {
             tracing::debug!(blocks = evicted.blocks, bytes = evicted.bytes, "blocks of the site were evicted");
         }
@@ -98,7 +108,11 @@ impl Upkeep {
     }
 
     async fn sweep(&self) -> Result<(), StoreError> {
-        while self.shared.sweep().await? > 0 {}
+        for _ in 0..STEPS_MAX {
+            if self.shared.sweep().await? == 0 {
+                break;
+            }
+        }
         Ok(())
     }
 
@@ -111,15 +125,33 @@ impl Upkeep {
         }
         Ok(())
     }
-
-    async fn count(&self) -> Result<(), StoreError> {
-        let figures = self.shared.figures().await?;
-        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
-        Ok(())
-    }
 }
 
-/// Whether it was done. Otherwise the next round does it.
-fn log(done: Result<(), StoreError>) -> bool {
-    done.inspect_err(|error| tracing::debug!(%error, "the upkeep of the site's storage will be repeated")).is_ok()
+/// Logs the first failure of many, and that the work succeeds again.
+#[derive(Default)]
+struct Failures {
+    since: Option<Instant>,
+}
+
+impl Failures {
+    /// Whether it was done. Otherwise the next round does it.
+    fn log(&mut self, done: Result<(), StoreError>) -> bool {
+        match (&done, self.since) {
+            (Err(error), None) => {
+                tracing::warn!(%error, "the upkeep of the site's storage has failed, and is repeated");
+                self.since = Some(Instant::now());
+            }
+            (Err(error), Some(_)) => tracing::debug!(%error, "the upkeep of the site's storage has failed again"),
+            _ => {}
+        }
+        done.is_ok()
+    }
+
+    /// A round has ended, and all of it was done.
+    fn end(&mut self) {
+        if let Some(since) = self.since.take() {
+            let seconds = since.elapsed().as_secs();
+            tracing::info!(seconds, "the upkeep of the site's storage works again");
+        }
+    }
 }

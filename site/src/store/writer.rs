@@ -8,11 +8,12 @@
 
 use crate::blocks::{PinAttempt as SharedPin, SharedBlock, SharedBlocks};
 use cache::pins::{MemberFailure, PinAttempt};
+use cache::store::IsWithheld;
 use cache::{BlockStore, PinError, StoreError};
 use content::stored::{CompressionOptions, Encoder, Stored};
 use content::{Block, BlockKey, Cid, MAX_BLOCK_BYTES, SourceError};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::{Id, JoinSet};
 
@@ -63,10 +64,21 @@ struct Queued {
 enum Command {
     /// A block, as a member of a pin if one is given.
     Put { attempt: Attempt, queued: Box<Queued> },
-    /// Replies when everything of the attempt has been written, or has failed.
+    /// Replies when what was put before for the attempt has been written, or has failed.
     Settle { attempt: Attempt, reply: oneshot::Sender<()> },
-    /// The replies of all that are being written.
-    SettleAll { reply: oneshot::Sender<Vec<oneshot::Receiver<()>>> },
+    /// The same for all members of pins, or for all blocks.
+    SettleAll { which: Which, reply: oneshot::Sender<Vec<oneshot::Receiver<()>>> },
+    /// Blocks that are only to be cached are not written any more.
+    DropCached,
+}
+
+/// Which blocks are waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Those of pins.
+    Members,
+    /// Also those that are to be cached.
+    All,
 }
 
 /// The writer of a store. When it is dropped, what is queued is written if the runtime lasts.
@@ -79,9 +91,9 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Starts the task that writes.
-    pub(super) fn start(shared: SharedBlocks, disk: Arc<dyn BlockStore>, zstd: CompressionOptions) -> Self {
+    pub(super) fn start(target: Target) -> Self {
         let (commands, receiver) = mpsc::unbounded_channel();
-        let task = Task { target: Target { shared, disk, zstd }, batches: Vec::new(), running: JoinSet::new() };
+        let task = Task { target, batches: Vec::new(), running: JoinSet::new() };
         tokio::spawn(task.run(receiver));
         let room = |bytes| Arc::new(Semaphore::new(bytes));
         Self { commands, members_room: room(MEMBERS_BYTES_MAX), cached_room: room(CACHED_BYTES_MAX) }
@@ -109,20 +121,21 @@ impl Writer {
         settled.await.map_err(|_| StoreError::Closed)
     }
 
-    /// Completes when everything that was put before has been written, or has failed.
-    pub(super) async fn written(&self) -> Result<(), StoreError> {
+    /// Completes when what was put before has been written, or has failed.
+    pub(super) async fn written(&self, which: Which) -> Result<(), StoreError> {
         let (reply, all) = oneshot::channel();
-        self.send(Command::SettleAll { reply })?;
+        self.send(Command::SettleAll { which, reply })?;
         for settled in all.await.map_err(|_| StoreError::Closed)? {
             settled.await.map_err(|_| StoreError::Closed)?;
         }
         Ok(())
     }
 
-    /// Accepts nothing more.
+    /// Accepts nothing more, and drops what is only to be cached.
     pub(super) fn close(&self) {
         self.members_room.close();
         self.cached_room.close();
+        _ = self.send(Command::DropCached);
     }
 
     fn send(&self, command: Command) -> Result<(), StoreError> {
@@ -140,9 +153,37 @@ fn permits(item: &Item) -> u32 {
 struct Batch {
     attempt: Attempt,
     items: Vec<Queued>,
-    /// The task that writes a part of it.
-    running: Option<Id>,
-    waiting: Vec<oneshot::Sender<()>>,
+    /// How many were put, and how many of these, in their order, have been written or have failed.
+    put: u64,
+    done: u64,
+    /// The task that writes some of them, and how many.
+    running: Option<(Id, u64)>,
+    /// Those who wait for the first so many.
+    waiting: Vec<(u64, oneshot::Sender<()>)>,
+}
+
+impl Batch {
+    fn of(attempt: Attempt) -> Self {
+        Self { attempt, items: Vec::new(), put: 0, done: 0, running: None, waiting: Vec::new() }
+    }
+
+    fn push(&mut self, queued: Queued) {
+        self.put += 1;
+        self.items.push(queued);
+    }
+
+    /// Replies when all that was put so far is done.
+    fn wait(&mut self, reply: oneshot::Sender<()>) {
+        self.waiting.push((self.put, reply));
+    }
+
+    fn answer(&mut self) {
+        let done = self.done;
+        for (_, reply) in self.waiting.extract_if(.., |(count, _)| *count <= done) {
+            // The caller may have left.
+            _ = reply.send(());
+        }
+    }
 }
 
 struct Task {
@@ -180,12 +221,19 @@ impl Task {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Put { attempt, queued } => self.batch(attempt).items.push(*queued),
-            Command::Settle { attempt, reply } => self.batch(attempt).waiting.push(reply),
-            Command::SettleAll { reply } => {
-                let settled = self.batches.iter_mut().map(|batch| {
+            Command::Put { attempt, queued } => self.batch(attempt).push(*queued),
+            Command::Settle { attempt, reply } => self.batch(attempt).wait(reply),
+            Command::DropCached => {
+                for batch in self.batches.iter_mut().filter(|batch| batch.attempt.is_none()) {
+                    batch.done += batch.items.len() as u64;
+                    batch.items.clear();
+                }
+            }
+            Command::SettleAll { which, reply } => {
+                let is_waited_for = |batch: &&mut Batch| which == Which::All || batch.attempt.is_some();
+                let settled = self.batches.iter_mut().filter(is_waited_for).map(|batch| {
                     let (reply, settled) = oneshot::channel();
-                    batch.waiting.push(reply);
+                    batch.wait(reply);
                     settled
                 });
                 // The caller may have left.
@@ -196,7 +244,7 @@ impl Task {
 
     fn batch(&mut self, attempt: Attempt) -> &mut Batch {
         let index = self.batches.iter().position(|batch| is_same(&batch.attempt, &attempt)).unwrap_or_else(|| {
-            self.batches.push(Batch { attempt, items: Vec::new(), running: None, waiting: Vec::new() });
+            self.batches.push(Batch::of(attempt));
             self.batches.len() - 1
         });
         &mut self.batches[index]
@@ -204,8 +252,9 @@ impl Task {
 
     /// A task has ended, or has panicked: then its pin is not completed.
     fn end(&mut self, task: Id, failure: Option<StoreError>) {
-        for batch in self.batches.iter_mut().filter(|batch| batch.running == Some(task)) {
-            batch.running = None;
+        let is_ended = |batch: &&mut Batch| batch.running.is_some_and(|(running, _)| running == task);
+        for batch in self.batches.iter_mut().filter(is_ended) {
+            batch.done += batch.running.take().map_or(0, |(_, count)| count);
             if let (Some(failure), Some(attempt)) = (&failure, &batch.attempt) {
                 attempt.fail(failure.clone().into());
             }
@@ -215,13 +264,12 @@ impl Task {
     /// Starts those that can be, and ends those of which nothing is left.
     fn start_batches(&mut self) {
         for batch in self.batches.iter_mut().filter(|batch| batch.running.is_none()) {
-            if batch.items.is_empty() {
-                batch.waiting.drain(..).for_each(|reply| _ = reply.send(()));
-            } else if self.running.len() < BATCHES {
+            batch.answer();
+            if !batch.items.is_empty() && self.running.len() < BATCHES {
                 let count = batch.items.len().min(BATCH_BLOCKS);
                 let items: Vec<Queued> = batch.items.drain(..count).collect();
                 let writing = self.target.clone().write_batch(batch.attempt.clone(), items);
-                batch.running = Some(self.running.spawn(writing).id());
+                batch.running = Some((self.running.spawn(writing).id(), count as u64));
             }
         }
         self.batches.retain(|batch| batch.running.is_some() || !batch.items.is_empty());
@@ -232,10 +280,13 @@ impl Task {
 
 /// Where blocks are written.
 #[derive(Clone)]
-struct Target {
-    shared: SharedBlocks,
-    disk: Arc<dyn BlockStore>,
-    zstd: CompressionOptions,
+pub(super) struct Target {
+    pub(super) shared: SharedBlocks,
+    /// Where blocks are that are not given.
+    pub(super) disk: Arc<dyn BlockStore>,
+    pub(super) zstd: CompressionOptions,
+    /// Blocks that are withheld by the time at which they are written are not.
+    pub(super) is_withheld: Arc<OnceLock<IsWithheld>>,
 }
 
 impl Target {
@@ -265,7 +316,15 @@ impl Target {
         for queued in items {
             // An identity CID has no key, and is not stored.
             let Some(key) = queued.item.key().filter(|key| !stored.contains(key)) else { continue };
-            part.add(key, self.block(&queued.item).await?, queued);
+            let block = self.block(&queued.item).await?;
+            if self.is_withheld.get().is_some_and(|is_withheld| is_withheld(&key)) {
+                // A take-down has deleted it while it was waiting.
+                match attempt {
+                    Some(_) => return Err(MemberFailure::Missing(*block.cid())),
+                    None => continue,
+                }
+            }
+            part.add(key, block, queued);
             if part.bytes >= PART_BYTES {
                 self.write_part(std::mem::take(&mut part), pin.as_ref()).await?;
             }

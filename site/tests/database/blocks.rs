@@ -133,7 +133,7 @@ async fn work(shared: SharedBlocks, gateway: usize, changes: usize, pinned: Arc<
             3 => _ = shared.remove_pin(dag(number)[0].0).await,
             4 => while let Ok(true) = shared.release_members().await {},
             5 => _ = has_all(&shared, number).await,
-            6 if gateway.is_multiple_of(2) => _ = shared.evict(0).await,
+            6 if gateway.is_multiple_of(2) => _ = shared.evict(0, usize::MAX).await,
             6 => _ = shared.evict_unpinned(&[block(number).1.key]).await,
             7 => _ = shared.put(vec![block(number).1], None).await,
             _ if gateway.is_multiple_of(2) => _ = shared.sweep().await,
@@ -175,7 +175,7 @@ async fn check(site: &Site) {
         shared.remove_pin(dag(root)[0].0).await.expect("is removed");
     }
     while shared.release_members().await.expect("releases") {}
-    shared.evict(0).await.expect("evicts");
+    shared.evict(0, usize::MAX).await.expect("evicts");
     assert_eq!(objects_in(&*objects).await, BTreeSet::new(), "without pins nothing is left");
 }
 
@@ -291,6 +291,37 @@ async fn a_server_that_was_replaced_deletes_no_orphans() {
     let is_deleted = async || shared.reconcile(orphan.slot(), u64::MAX).await.is_ok_and(|found| found.orphans == 1);
     until("it accepts changes again", is_deleted).await;
     assert_eq!(objects_in(&*folder(&site.dir)).await, BTreeSet::new());
+}
+
+/// Many at the same time, most of them for blocks that are not there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn look_ups_of_many_callers_are_answered_each_with_its_blocks() {
+    let site = Site::new().await;
+    let shared = site.gateway().await;
+    shared.put((0..BLOCKS).map(|number| block(number).1).collect(), None).await.expect("are stored");
+    let index = index(&site.server, "blocks");
+    let keys: Arc<Vec<BlockKey>> = Arc::new((0..40).map(|number| block(number).1.key).collect());
+    let mut looking = JoinSet::new();
+    for caller in 0..4000 {
+        let (asked, all) = (Arc::clone(&index), Arc::clone(&keys));
+        looking.spawn(async move {
+            let wanted = [caller % 40, caller % 7, caller % 7];
+            let rows = asked.locate(wanted.iter().map(|number| all[*number]).collect()).await.expect("is answered");
+            let located: BTreeSet<BlockKey> = rows.iter().map(|row| row.object.key).collect();
+            let expected = wanted.iter().filter(|number| **number < BLOCKS as usize).map(|number| all[*number]);
+            assert_eq!(located, expected.collect());
+            assert_eq!(rows.len(), located.len(), "each once");
+        });
+        // Some leave before they are answered.
+        if caller % 10 == 0 {
+            let index = Arc::clone(&index);
+            let keys = Arc::clone(&keys);
+            looking.spawn(async move {
+                _ = tokio::time::timeout(Duration::ZERO, index.locate(keys.to_vec())).await;
+            });
+        }
+    }
+    looking.join_all().await;
 }
 
 /// No more orphans are deleted at a time than the caller allows, and a batch.

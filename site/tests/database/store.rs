@@ -65,6 +65,13 @@ impl Site {
     async fn objects(&self) -> usize {
         folder(&self.dir).list("v1/").count().await
     }
+
+    /// Waits until so many blocks are cached in the storage.
+    async fn until_cached(&self, blocks: u64) {
+        let shared = self.shared().await;
+        let are_cached = async || shared.figures().await.is_ok_and(|figures| figures.cached_blocks == blocks);
+        until("they are in the storage", are_cached).await;
+    }
 }
 
 impl Gateway {
@@ -148,7 +155,7 @@ async fn what_one_gateway_pins_all_have() {
     assert_eq!(visited(&other.store, Held::Pinned).len(), 700);
     let figures = other.store().figures().await.expect("are read");
     assert_eq!((figures.pinned.blocks, figures.pinned.block_bytes, figures.pins), (700, bytes as u64, 1));
-    until("the figures are those of the site", async || other.store().stats().blocks == 700).await;
+    assert_eq!(other.store().stats().pinned_bytes, 0, "they are not on its disk");
     // Another pin shares blocks with the first one, and keeps them.
     let another: Vec<Block> = twig.into_iter().rev().collect();
     assert_eq!(other.pin(&another).await.expect("is pinned").blocks, 3);
@@ -179,6 +186,12 @@ async fn a_temporary_pin_is_that_of_the_own_disk() {
     one.store().release(&temporary);
     one.store().flush().await.expect("is released");
     assert!(other.has_all(&upload).await);
+    // Another upload refers to what the storage has.
+    let temporary = other.store().begin_temporary_pin().await.expect("begins");
+    other.store().put_held_member(*upload[4].cid(), &temporary).await.expect("is held");
+    other.store().written().await.expect("is written");
+    assert!(other.disk.has(upload[4].cid()).await.expect("is asked"), "on the own disk");
+    other.store().release(&temporary);
     // Blocks in the storage become members without being read; one that is nowhere does not.
     let attempt = other.store().begin_pin(*upload[1].cid(), None).await.expect("begins");
     let absent = blocks("absent", 1).remove(0);
@@ -261,7 +274,7 @@ async fn what_is_read_is_evicted_last() {
     for block in &fetched {
         one.store().put_cached(block.clone()).await;
     }
-    one.store().written().await.expect("are written");
+    site.until_cached(6).await;
     let shared = site.shared().await;
     let total = shared.figures().await.expect("are read").cached_bytes;
     let long_ago = "UPDATE causeway_store.block SET used = used - interval '1 hour'";
@@ -274,7 +287,7 @@ async fn what_is_read_is_evicted_last() {
     until("the use is recorded", async || site.server.sql(used).await == Ok(vec!["2".to_owned()])).await;
     while shared.figures().await.expect("are read").cached_blocks > 2 {
         let bytes = shared.figures().await.expect("are read").cached_bytes;
-        shared.evict(bytes - 1).await.expect("evicts");
+        shared.evict(bytes - 1, usize::MAX).await.expect("evicts");
     }
     assert!(shared.figures().await.expect("are read").cached_bytes < total);
     let kept = shared.locate(&keys(&fetched)).await.expect("are read");
@@ -292,7 +305,7 @@ async fn a_take_down_deletes_what_pins_have() {
     for block in &fetched {
         one.store().put_cached(block.clone()).await;
     }
-    one.store().written().await.expect("are written");
+    site.until_cached(2).await;
     let some = [keys(&dag[1..3]), keys(&fetched[..1])].concat();
     let would = other.store().evictable(some.clone()).await.expect("are counted");
     let kept = other.store().evict(some.clone(), Evict::Unpinned).await.expect("evicts");
@@ -313,9 +326,9 @@ async fn a_take_down_deletes_what_pins_have() {
     let missing = one.store().missing(root).await.expect("are read");
     let bytes = dag[1].data().len() + dag[2].data().len();
     assert_eq!((missing.blocks, missing.bytes, missing.withheld), (2, bytes as u64, 1));
-    one.pin(&dag).await.expect("is completed again");
-    assert_eq!(other.state(root).await, Some(PinState::Complete));
-    assert_eq!(other.store().missing(root).await.expect("are read").blocks, 0);
+    other.pin(&dag).await.expect("is completed again where it is not withheld");
+    assert_eq!(one.state(root).await, Some(PinState::Complete));
+    assert_eq!(one.store().missing(root).await.expect("are read").blocks, 0);
 }
 
 /// Reads go on without the database, those of clients also by searching the storage; changes fail.
@@ -377,21 +390,70 @@ async fn forge(objects: &dyn Objects, site: &Site, target: &str, from: &str) {
     std::fs::write(site.dir.path().join(target), forged).expect("is written");
 }
 
-/// What was queued when a gateway stops is written.
+/// Members that were queued when a gateway stops are written; blocks that are only to be cached need not be.
 #[tokio::test(flavor = "multi_thread")]
-async fn closing_writes_what_is_queued() {
+async fn closing_writes_the_members_that_are_queued() {
     let site = Site::new().await;
     let gateway = site.gateway().await;
-    let fetched = blocks("fetched", 300);
-    for block in &fetched {
-        gateway.store().put_cached(block.clone()).await;
+    let (dag, fetched) = (blocks("dag", 300), blocks("fetched", 300));
+    let attempt = gateway.store().begin_pin(*dag[0].cid(), None).await.expect("begins");
+    for (member, cached) in dag.iter().zip(&fetched) {
+        gateway.store().put_cached(cached.clone()).await;
+        gateway.store().put_member(member, &attempt).await.expect("is queued");
     }
     gateway.store().close().await.expect("closes");
-    assert_eq!(site.objects().await, 300);
-    let attempt = gateway.store().begin_pin(*fetched[0].cid(), None).await.expect("is asked");
-    let refused = gateway.store().put_member(&fetched[0], &attempt).await;
+    assert_eq!(site.shared().await.locate(&keys(&dag)).await.expect("is read").len(), 300);
+    let refused = gateway.store().put_member(&dag[0], &attempt).await;
     assert!(matches!(refused, Err(PinError::Store(StoreError::Closed))), "{refused:?}");
     gateway.store().close().await.expect("is closed");
+    // Another one completes the pin.
+    assert_eq!(site.gateway().await.pin(&dag).await.expect("is pinned").blocks, 300);
+}
+
+/// What is waited for is what was put before, and not what others put meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_for_writes_ends_while_a_large_pin_goes_on() {
+    let site = Site::new().await;
+    let gateway = Arc::new(site.gateway().await);
+    let attempt = gateway.store().begin_pin(*blocks("large", 1)[0].cid(), None).await.expect("begins");
+    let endless = {
+        let (gateway, attempt) = (Arc::clone(&gateway), Arc::clone(&attempt));
+        tokio::spawn(async move {
+            for number in 0.. {
+                for block in blocks(&format!("large {number}"), 500) {
+                    gateway.store().put_cached(block.clone()).await;
+                    gateway.store().put_member(&block, &attempt).await.expect("is put");
+                }
+            }
+        })
+    };
+    let shared = site.shared().await;
+    until("it is being written", async || shared.figures().await.is_ok_and(|figures| figures.pinned_blocks > 0)).await;
+    for _ in 0..3 {
+        tokio::time::timeout(crate::support::TIMEOUT, gateway.store().written()).await.expect("ends").expect("writes");
+        let evicted = gateway.store().evict(keys(&blocks("other", 1)), Evict::Everything);
+        tokio::time::timeout(crate::support::TIMEOUT, evicted).await.expect("ends").expect("evicts");
+    }
+    assert!(!endless.is_finished());
+    endless.abort();
+}
+
+/// Also if it was queued before it was withheld.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_withheld_is_not_put_into_the_storage() {
+    let site = Site::new().await;
+    let gateway = site.gateway().await;
+    let dag = blocks("dag", 3);
+    gateway.store().set_is_withheld(Box::new({
+        let withheld = key(&dag[1]);
+        move |key| *key == withheld
+    }));
+    gateway.store().put_cached(dag[1].clone()).await;
+    let failed = gateway.pin(&dag).await.expect_err("a block of it is withheld");
+    assert!(matches!(failed, PinError::Blocks(_)), "{failed}");
+    gateway.store().flush().await.expect("is written");
+    let stored = site.shared().await.locate(&keys(&dag)).await.expect("is read");
+    assert!(!stored.contains_key(&key(&dag[1])), "{stored:?}");
 }
 
 /// Objects that are lost are found by reading, by whichever gateway, and pinning again mends the pin.

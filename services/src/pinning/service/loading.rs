@@ -13,6 +13,10 @@ use futures::future::join_all;
 use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// How long another service may take to record a request for a pin that it makes.
+const IN_PROGRESS_MAX: Duration = Duration::from_secs(86_400);
 
 impl Pins {
     /// Loads the pin metadata store and reconciles it with the block store.
@@ -161,7 +165,8 @@ impl Pins {
 
     /// Creates requests for pins of the store that have none, and returns their roots. A partial pin that a failed
     /// request names is a leftover, unless records were lost. A partial pin without any request was created by a
-    /// command while no gateway ran, and has lost blocks or never was complete.
+    /// command while no gateway ran, and has lost blocks or never was complete. In a store that services share, a pin
+    /// without a request may be one that another service is making, and has to be old.
     fn adopt_pins(
         &self,
         entries: &mut Vec<StoredRequest>,
@@ -173,7 +178,8 @@ impl Pins {
         let named: HashSet<Cid> = entries.iter().map(|entry| entry.root).collect();
         let has_no_request = |pin: &&PinSummary| {
             let is_left_over = pin.state == PinState::Partial && named.contains(&pin.root) && !partial_too;
-            !needed.contains(&pin.root) && !is_left_over
+            let may_be_in_progress = self.is_shared() && pin.created.elapsed().is_ok_and(|age| age < IN_PROGRESS_MAX);
+            !needed.contains(&pin.root) && !is_left_over && !may_be_in_progress
         };
         let mut adopted: Vec<&PinSummary> = stored.values().filter(has_no_request).collect();
         adopted.sort_by_key(|pin| (pin.created, pin.id));

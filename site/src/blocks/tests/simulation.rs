@@ -109,7 +109,7 @@ fn work(shared: SharedBlocks, random: &mut Random, pinned: Arc<AtomicUsize>) -> 
             55..65 => while let Ok(true) = shared.release_members().await {},
             65..72 => _ = shared.put(vec![block(number)], None).await,
             72..80 => _ = read(&shared, number).await,
-            80..85 => _ = shared.evict(cached_bytes_max).await,
+            80..85 => _ = shared.evict(cached_bytes_max, usize::MAX).await,
             85..87 => _ = shared.evict_unpinned(&[key(number), key((number + 1) % BLOCKS)]).await,
             87..88 => _ = shared.evict_all(&[key(number), key((number + 1) % BLOCKS)]).await,
             88..94 => _ = shared.sweep().await,
@@ -275,7 +275,7 @@ impl Simulation {
                 shared.remove_pin(root(number)).await.expect("is removed");
             }
             while shared.release_members().await.expect("releases") {}
-            shared.evict(0).await.expect("evicts");
+            shared.evict(0, usize::MAX).await.expect("evicts");
         });
         self.services.with(|state| {
             assert!(state.blocks.is_empty() && state.members.is_empty() && state.pending.is_empty());

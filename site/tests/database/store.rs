@@ -118,6 +118,15 @@ fn blocks(name: &str, count: usize) -> Vec<Block> {
     (0..count).map(block).collect()
 }
 
+/// Blocks of 64 KiB, so that few fill a queue.
+fn large_blocks(seed: usize, count: usize) -> Vec<Block> {
+    let block = |number: usize| {
+        let content = Bytes::from(format!("{seed:08} {number:08} ").repeat(3600));
+        Block::of(codec::RAW, hashes::SHA2_256, 32, content).expect("a block")
+    };
+    (0..count).map(block).collect()
+}
+
 fn keys(blocks: &[Block]) -> Vec<BlockKey> {
     blocks.iter().map(key).collect()
 }
@@ -420,7 +429,7 @@ async fn a_wait_for_writes_ends_while_a_large_pin_goes_on() {
         let (gateway, attempt) = (Arc::clone(&gateway), Arc::clone(&attempt));
         tokio::spawn(async move {
             for number in 0.. {
-                for block in blocks(&format!("large {number}"), 500) {
+                for block in large_blocks(number, 500) {
                     gateway.store().put_cached(block.clone()).await;
                     gateway.store().put_member(&block, &attempt).await.expect("is put");
                 }
@@ -429,11 +438,9 @@ async fn a_wait_for_writes_ends_while_a_large_pin_goes_on() {
     };
     let shared = site.shared().await;
     until("it is being written", async || shared.figures().await.is_ok_and(|figures| figures.pinned_blocks > 0)).await;
-    for _ in 0..3 {
-        tokio::time::timeout(crate::support::TIMEOUT, gateway.store().written()).await.expect("ends").expect("writes");
-        let evicted = gateway.store().evict(keys(&blocks("other", 1)), Evict::Everything);
-        tokio::time::timeout(crate::support::TIMEOUT, evicted).await.expect("ends").expect("evicts");
-    }
+    tokio::time::timeout(crate::support::TIMEOUT, gateway.store().written()).await.expect("ends").expect("writes");
+    let evicted = gateway.store().evict(keys(&blocks("other", 1)), Evict::Everything);
+    tokio::time::timeout(crate::support::TIMEOUT, evicted).await.expect("ends").expect("evicts");
     assert!(!endless.is_finished());
     endless.abort();
 }

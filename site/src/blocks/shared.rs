@@ -23,8 +23,8 @@ const BATCH: u32 = 256;
 const CONCURRENCY: usize = 16;
 /// Blocks that are searched for in the storage at the same time, for all calls: each lists names.
 const SEARCHES: usize = 8;
-/// How long a search waits for others.
-const SEARCH_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Those that are searched for or wait for it. More are not searched for.
+const SEARCH_PLACES: usize = 64;
 /// How often a write is repeated because its objects were no longer pending: it had been paused for [`PENDING_AGE`].
 const WRITES_MAX: usize = 3;
 /// How often a block is looked up again because its object has been replaced.
@@ -84,6 +84,7 @@ pub struct SharedBlocks {
     /// What the storage is marked with.
     mark: Arc<str>,
     searches: Arc<Semaphore>,
+    search_places: Arc<Semaphore>,
     pending_age: Duration,
     generations: Generations,
 }
@@ -116,8 +117,9 @@ impl SharedBlocks {
                 index.set_marked().await?;
             }
         }
-        let (generations, searches) = (Generations(Arc::new(random_number)), Arc::new(Semaphore::new(SEARCHES)));
-        Ok(Self { index, objects, mark, searches, pending_age: PENDING_AGE, generations })
+        let generations = Generations(Arc::new(random_number));
+        let [searches, search_places] = [SEARCHES, SEARCH_PLACES].map(|permits| Arc::new(Semaphore::new(permits)));
+        Ok(Self { index, objects, mark, searches, search_places, pending_age: PENDING_AGE, generations })
     }
 
     /// The same with another age of pending objects.
@@ -408,8 +410,8 @@ impl SharedBlocks {
 
     /// A block of which the storage may have an object, without the index.
     async fn find(&self, key: BlockKey) -> Result<Option<Stored>, StoreError> {
-        let permit = tokio::time::timeout(SEARCH_WAIT_MAX, self.searches.acquire()).await;
-        let _permit = permit.map_err(|_| StoreError::Busy)?.map_err(|_| StoreError::Closed)?;
+        let _place = self.search_places.try_acquire().map_err(|_| StoreError::Busy)?;
+        let _permit = self.searches.acquire().await.map_err(|_| StoreError::Closed)?;
         let prefix = object::name_prefix(&key);
         let mut listed = self.objects.list(&prefix);
         while let Some(found) = listed.next().await {

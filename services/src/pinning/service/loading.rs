@@ -13,10 +13,6 @@ use futures::future::join_all;
 use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
-
-/// How long another service may take to record a request for a pin that it makes.
-const IN_PROGRESS_MAX: Duration = Duration::from_secs(86_400);
 
 impl Pins {
     /// Loads the pin metadata store and reconciles it with the block store.
@@ -178,7 +174,8 @@ impl Pins {
         let named: HashSet<Cid> = entries.iter().map(|entry| entry.root).collect();
         let has_no_request = |pin: &&PinSummary| {
             let is_left_over = pin.state == PinState::Partial && named.contains(&pin.root) && !partial_too;
-            let may_be_in_progress = self.is_shared() && pin.created.elapsed().is_ok_and(|age| age < IN_PROGRESS_MAX);
+            let may_be_in_progress =
+                self.is_shared() && pin.created.elapsed().is_ok_and(|age| age < self.options.adopted_after);
             !needed.contains(&pin.root) && !is_left_over && !may_be_in_progress
         };
         let mut adopted: Vec<&PinSummary> = stored.values().filter(has_no_request).collect();

@@ -68,6 +68,9 @@ pub struct PinOptions {
     pub retry_first: Duration,
     /// The longest back-off.
     pub retry_max: Duration,
+    /// How old a pin without a request has to be to get one, if services share the store: until then, another one may
+    /// be making it.
+    pub adopted_after: Duration,
 }
 
 impl Default for PinOptions {
@@ -78,6 +81,7 @@ impl Default for PinOptions {
             give_up: Duration::from_hours(24),
             retry_first: Duration::from_secs(30),
             retry_max: Duration::from_hours(1),
+            adopted_after: Duration::from_hours(24),
         }
     }
 }

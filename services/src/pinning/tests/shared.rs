@@ -1068,3 +1068,17 @@ proptest! {
         });
     }
 }
+
+/// One that starts does not take a pin for an abandoned one that another service is making.
+#[tokio::test]
+async fn a_start_leaves_pins_alone_that_others_make() {
+    let mut site = Site::new(1, 1 << 20).await;
+    let dags = dags();
+    site.world.options.adopted_after = Duration::from_secs(3600);
+    site.store(&dags[0]).await;
+    let started = Connection::new(&site.world.register).start(&site.world).await.expect("starts");
+    assert_eq!((started.counts().pinned, started.counts().pending), (0, 0));
+    site.world.options.adopted_after = Duration::ZERO;
+    let started = Connection::new(&site.world.register).start(&site.world).await.expect("starts");
+    assert_eq!((started.counts().pinned, started.counts().pending), (1, 0));
+}

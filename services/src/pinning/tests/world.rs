@@ -85,7 +85,11 @@ impl World {
     }
 
     pub(super) fn with(store: Arc<dyn BlockStore>, register: MetadataStore) -> Self {
-        let options = PinOptions { retry_first: Duration::from_millis(20), ..PinOptions::default() };
+        let options = PinOptions {
+            retry_first: Duration::from_millis(20),
+            adopted_after: Duration::ZERO,
+            ..PinOptions::default()
+        };
         let policy = Arc::new(DenyList::default());
         Self { store, register, upstream: Upstream::new(Semaphore::MAX_PERMITS), policy, options }
     }

@@ -250,7 +250,16 @@ impl Pins {
     /// # Errors
     /// As [`Pins::start`].
     pub async fn alone(coordination: Coordination, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
-        let pins = Self::without_workers(coordination, store);
+        Self::alone_with(PinOptions::default(), coordination, store).await
+    }
+
+    /// The same with options.
+    pub(in crate::pinning) async fn alone_with(
+        options: PinOptions,
+        coordination: Coordination,
+        store: &Arc<dyn BlockStore>,
+    ) -> Result<Arc<Self>, StoreError> {
+        let pins = Self::without_workers(options, coordination, store);
         pins.load().await?;
         for root in pins.incomplete() {
             pins.measure_inactive(&root).await;
@@ -261,16 +270,15 @@ impl Pins {
 
     /// An empty service in memory that does not fetch, for tests.
     pub fn idle(store: &Arc<dyn BlockStore>) -> Arc<Self> {
-        Self::without_workers(Coordination::single(MetadataStore::memory()), store)
+        Self::without_workers(PinOptions::default(), Coordination::single(MetadataStore::memory()), store)
     }
 
-    fn without_workers(coordination: Coordination, store: &Arc<dyn BlockStore>) -> Arc<Self> {
+    fn without_workers(options: PinOptions, coordination: Coordination, store: &Arc<dyn BlockStore>) -> Arc<Self> {
         let policy: Arc<dyn Policy> = Arc::new(AllowAll);
         let tiers = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(store), Arc::clone(&policy), tiers);
         let reach = PinNetwork::local_only(&tiers, policy);
-        let (options, metrics) = (PinOptions::default(), PinMetrics::default());
-        Arc::new(Self::new(options, coordination, Arc::clone(store), reach, metrics))
+        Arc::new(Self::new(options, coordination, Arc::clone(store), reach, PinMetrics::default()))
     }
 
     fn new(

@@ -67,7 +67,7 @@ impl Connection {
 
     pub async fn start(self: &Arc<Self>, world: &World) -> Result<Arc<Pins>, StoreError> {
         let coordination = Coordination { log: Arc::clone(self) as _, claims: Arc::new(SingleService) };
-        Pins::alone(coordination, &world.store).await
+        Pins::alone_with(world.options.clone(), coordination, &world.store).await
     }
 
     /// Appends as another service that has records of its own.

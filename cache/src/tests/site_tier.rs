@@ -207,7 +207,7 @@ enum Holder {
     Disk,
     Site,
     Network,
-    Nobody,
+    NoTier,
 }
 
 /// A member of a site, and the network, of which one has a block.
@@ -217,7 +217,7 @@ async fn world(holder: Holder, block: &Block) -> (Member, Arc<Network>) {
         Holder::Ram => member.ram.insert(key(block), block.data()),
         Holder::Disk => put(&member.disk, block).await,
         Holder::Site => put(&member.shared, block).await,
-        Holder::Network | Holder::Nobody => {}
+        Holder::Network | Holder::NoTier => {}
     }
     let network = Network::new((holder == Holder::Network).then(|| block.clone()));
     (member, network)
@@ -234,7 +234,7 @@ async fn tiers_are_asked_in_order_and_what_clients_read_fills_the_faster_ones() 
     const HIT: (u64, u64) = (1, 0);
     const MISS: (u64, u64) = (0, 1);
     const NONE: (u64, u64) = (0, 0);
-    use Holder::{Disk, Network, Nobody, Ram, Site};
+    use Holder::{Disk, Network, NoTier, Ram, Site};
     use Reader::{Held, Local, Through};
     // Who asks; who has the block; reads of the shared storage for clients and for peers, and requests to the network;
     // whether RAM, the disk and the shared storage have the block then; hits and misses of RAM, disk, site and network.
@@ -243,17 +243,17 @@ async fn tiers_are_asked_in_order_and_what_clients_read_fills_the_faster_ones() 
         (Through, Disk, [0, 0, 0], [true, true, false], [MISS, HIT, NONE, NONE]),
         (Through, Site, [1, 0, 0], [true, true, true], [MISS, MISS, HIT, NONE]),
         (Through, Network, [1, 0, 1], [true, false, true], [MISS, MISS, MISS, HIT]),
-        (Through, Nobody, [1, 0, 1], [false, false, false], [MISS, MISS, MISS, MISS]),
+        (Through, NoTier, [1, 0, 1], [false, false, false], [MISS, MISS, MISS, MISS]),
         (Held, Ram, [0, 0, 0], [true, false, false], [HIT, NONE, NONE, NONE]),
         (Held, Disk, [0, 0, 0], [true, true, false], [MISS, HIT, NONE, NONE]),
         (Held, Site, [1, 0, 0], [true, true, true], [MISS, MISS, HIT, NONE]),
         (Held, Network, [1, 0, 0], [false, false, false], [MISS, MISS, MISS, NONE]),
-        (Held, Nobody, [1, 0, 0], [false, false, false], [MISS, MISS, MISS, NONE]),
+        (Held, NoTier, [1, 0, 0], [false, false, false], [MISS, MISS, MISS, NONE]),
         (Local, Ram, [0, 0, 0], [true, false, false], [HIT, NONE, NONE, NONE]),
         (Local, Disk, [0, 0, 0], [false, true, false], [MISS, HIT, NONE, NONE]),
         (Local, Site, [0, 1, 0], [false, false, true], [MISS, MISS, HIT, NONE]),
         (Local, Network, [0, 1, 0], [false, false, false], [MISS, MISS, MISS, NONE]),
-        (Local, Nobody, [0, 1, 0], [false, false, false], [MISS, MISS, MISS, NONE]),
+        (Local, NoTier, [0, 1, 0], [false, false, false], [MISS, MISS, MISS, NONE]),
     ];
     let block = text();
     // Tiers ignore codecs.
@@ -263,7 +263,7 @@ async fn tiers_are_asked_in_order_and_what_clients_read_fills_the_faster_ones() 
         let (member, network) = world(holder, &block).await;
         let got = member.source(reader, &network).get(&cid).await;
         let has_it = match holder {
-            Nobody => false,
+            NoTier => false,
             Network => reader == Through,
             Ram | Disk | Site => true,
         };
@@ -305,7 +305,7 @@ async fn stored_forms_are_read_from_the_disk_and_then_from_the_shared_storage() 
             assert_eq!((member.for_clients.reads(), member.tiers.figures().disk.hits), (1, 1), "the disk has it now");
         }
     }
-    let (member, network) = world(Holder::Nobody, &block).await;
+    let (member, network) = world(Holder::NoTier, &block).await;
     for reader in [Reader::Held, Reader::Local] {
         assert_eq!(member.source(reader, &network).get_stored(&cid).await, Ok(None), "{reader:?}");
     }
@@ -315,7 +315,7 @@ async fn stored_forms_are_read_from_the_disk_and_then_from_the_shared_storage() 
 async fn that_the_shared_storage_lacks_a_block_is_not_cached() {
     let block = text();
     for reader in READERS {
-        let (member, network) = world(Holder::Nobody, &block).await;
+        let (member, network) = world(Holder::NoTier, &block).await;
         let source = member.source(reader, &network);
         assert!(matches!(source.get(block.cid()).await, Err(SourceError::NotFound { .. })), "{reader:?}");
         // Another gateway stores it.
@@ -328,7 +328,7 @@ async fn that_the_shared_storage_lacks_a_block_is_not_cached() {
 async fn a_shared_storage_that_fails_costs_only_speed_unless_only_it_may_have_the_block() {
     let block = text();
     for reader in READERS {
-        for holder in [Holder::Disk, Holder::Network, Holder::Nobody] {
+        for holder in [Holder::Disk, Holder::Network, Holder::NoTier] {
             let case = format!("{reader:?}, {holder:?}");
             let (member, network) = world(holder, &block).await;
             member.for_clients.fail();
@@ -376,7 +376,7 @@ async fn peers_and_clients_read_different_sources() {
 async fn an_invalid_block_of_the_shared_storage_is_an_error_of_it_and_is_not_kept() {
     let (wanted, other) = (text(), raw(Bytes::from(b"another text. ".repeat(1_000))));
     for reader in READERS {
-        for holder in [Holder::Network, Holder::Nobody] {
+        for holder in [Holder::Network, Holder::NoTier] {
             let case = format!("{reader:?}, {holder:?}");
             let (member, network) = world(holder, &wanted).await;
             put(&member.shared, &other).await;
@@ -408,7 +408,7 @@ async fn an_invalid_block_of_the_shared_storage_is_an_error_of_it_and_is_not_kep
 async fn a_disk_that_fails_costs_only_speed_if_the_shared_storage_has_the_block() {
     let block = noisy(1, 3_000);
     for reader in READERS {
-        for holder in [Holder::Site, Holder::Nobody] {
+        for holder in [Holder::Site, Holder::NoTier] {
             let dir = tempfile::tempdir().expect("a directory");
             let disk = open(dir.path());
             cache(&disk, std::slice::from_ref(&block)).await;
@@ -498,11 +498,11 @@ async fn concurrent_requests_for_a_block_read_the_shared_storage_once() {
 
 #[tokio::test]
 async fn whether_a_block_is_stored_is_asked_in_the_order_of_the_tiers() {
-    use Holder::{Disk, Network, Nobody, Ram, Site};
+    use Holder::{Disk, Network, NoTier, Ram, Site};
     let block = text();
     let cid = as_pb(&block);
     for (holder, has, asks_site) in
-        [(Ram, true, false), (Disk, true, false), (Site, true, true), (Network, false, true), (Nobody, false, true)]
+        [(Ram, true, false), (Disk, true, false), (Site, true, true), (Network, false, true), (NoTier, false, true)]
     {
         for reader in READERS {
             let case = format!("{reader:?}, {holder:?}");
@@ -591,7 +591,7 @@ async fn an_observer_learns_of_reads_of_the_shared_storage() {
     for (holder, expected) in [
         (Holder::Disk, vec![("disk", true)]),
         (Holder::Site, vec![("disk", false), ("site", true)]),
-        (Holder::Nobody, vec![("disk", false), ("site", false)]),
+        (Holder::NoTier, vec![("disk", false), ("site", false)]),
     ] {
         let (member, network) = world(holder, &block).await;
         let lookups = Arc::<Lookups>::default();

@@ -1,6 +1,6 @@
-//! [`Writer`]: writes blocks to the shared storage in batches, beside those who put them.
+//! [`Writer`]: writes blocks to the shared storage in batches, in the background.
 //!
-//! Goals: batches are as large as the storage is slow: what arrives while a batch of a pin is written is its next one;
+//! Goals: batches become larger when the storage is slow: while one of a pin is written, its next one is gathered;
 //! memory is bounded in bytes, and cached blocks never delay those of pins; a pin is completed only after every member
 //! of it was written.
 //!
@@ -158,7 +158,7 @@ struct Batch {
     done: u64,
     /// The task that writes some of them, and how many.
     running: Option<(Id, u64)>,
-    /// Those who wait for the first so many.
+    /// Callers that wait, each with the number of blocks that it waits for.
     waiting: Vec<(u64, oneshot::Sender<()>)>,
 }
 

@@ -34,7 +34,7 @@ use tracing::{debug, warn};
 /// disk that accepts nothing for this long counts as stuck, and later blocks do not wait until it has room.
 const DISK_ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// After so many reads in a row that lasted longer, it is not read for a moment.
+/// After so many reads of the shared storage in a row that did not end in time, it is not read for a moment.
 const SITE_LATE_READS_MAX: u32 = 8;
 const SITE_PAUSE: Duration = Duration::from_secs(5);
 

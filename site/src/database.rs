@@ -40,10 +40,16 @@ pub use log::{DatabaseLog, LogOptions};
 pub use members::{DatabaseMembers, Identity, Member, Renewed};
 pub use server::ServerState;
 
+use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};
 
 /// A parameter of a statement, with its type.
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// A duration as statements take it.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
 
 /// A random number, which names an entry of the log, or a process.
 ///

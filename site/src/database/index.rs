@@ -7,12 +7,12 @@
 //! *Order of locks*, so that transactions do not wait for each other in a circle: pins, pending objects, blocks in the
 //! order of their keys. Should they nevertheless, the server ends one, which is repeated.
 
-use super::Parameter;
 use super::address::Database;
 use super::error::DatabaseError;
 use super::locator::Locator;
 use super::reconnecting::ReconnectingSession;
 use super::session::Session;
+use super::{Parameter, milliseconds};
 use crate::blocks::{
     BlockIndex, BlockRow, Committed, EvictedObject, FinishedPin, Form, IndexFigures, IndexIdentity, Listed, LostBlock,
     ObjectId, PinAttempt, PinId, WrittenObject,
@@ -284,7 +284,7 @@ impl DatabaseIndex {
         let of_row = database.clone();
         let read_row = move |row: &Row| {
             let block = block_row(row).map_err(|error| of_row.error(&error))?;
-            Ok(Some(block.ok_or_else(|| invalid_key(&of_row))?))
+            Ok(block.ok_or_else(|| invalid_key(&of_row))?)
         };
         let locator = Locator::new(Arc::clone(&reads), statements.locate.clone(), Box::new(read_row));
         Self { database, reads, locator, changes, upkeep, statements, options }
@@ -683,8 +683,4 @@ fn to_int4(bytes: u32) -> i32 {
 
 fn of_int4(bytes: i32) -> u32 {
     u32::try_from(bytes).unwrap_or_default()
-}
-
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
 }

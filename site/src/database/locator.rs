@@ -22,9 +22,8 @@ const STATEMENTS: usize = 2;
 const CALLS_MAX: usize = 16_384;
 
 /// Reads the block of a row.
-type ReadRow = Box<dyn Fn(&Row) -> Result<Option<BlockRow>, StoreError> + Send + Sync>;
+type ReadRow = Box<dyn Fn(&Row) -> Result<BlockRow, StoreError> + Send + Sync>;
 
-#[derive(Clone)]
 pub(super) struct Locator {
     inner: Arc<Inner>,
 }
@@ -108,7 +107,7 @@ impl Inner {
         let mut located = HashMap::with_capacity(rows.len());
         for row in &rows {
             let block = (self.read_row)(row)?;
-            located.extend(block.map(|block| (block.object.key, block)));
+            located.insert(block.object.key, block);
         }
         Ok(located)
     }

@@ -2,10 +2,10 @@
 //!
 //! Times are those of the database: the clocks of gateways do not matter.
 
-use super::Parameter;
 use super::address::Database;
 use super::error::DatabaseError;
 use super::reconnecting::ReconnectingSession;
+use super::{Parameter, milliseconds};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -183,8 +183,4 @@ fn member(row: &Row) -> Result<Member, tokio_postgres::Error> {
         seen_ago: duration(4)?,
         is_alive: row.try_get(5)?,
     })
-}
-
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
 }

@@ -7,6 +7,11 @@
 //! | `GET /api/v1/denylists/local/rules?after=&limit=` | the rules of the local list |
 //! | `POST /api/v1/denylists/local/rules` | adds a rule to the local list: a take-down |
 //! | `DELETE /api/v1/denylists/local/rules?rule=` | removes a rule from the local list |
+//!
+//! In a site, these three concern the list of the site; a removal concerns the local list as well.
+//!
+//! | request | does |
+//! |---|---|
 //! | `GET /api/v1/denylists/check?subject=` | whether a subject is withheld, and by which line of which list |
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
@@ -26,6 +31,7 @@ use content::Policy as _;
 use content::denylist::{Rule, RuleError};
 use content::path::Root;
 use services::audit::ResponseDetail;
+use services::control_log::ControlLogError;
 use services::denylists::lists::SETTINGS;
 use services::denylists::takedown::{Control, ControlError, Decision, NewRule, hints, subject_of};
 use services::denylists::views;
@@ -54,10 +60,13 @@ pub fn long_running_routes(control: Arc<Control>) -> OpenApiRouter {
 impl From<ControlError> for ApiError {
     fn from(error: ControlError) -> Self {
         match error {
-            ControlError::Store(StoreError::Closed) => stopping(),
+            ControlError::Store(StoreError::Closed) | ControlError::Site(ControlLogError::Log(StoreError::Closed)) => {
+                stopping()
+            }
             ControlError::Store(StoreError::Unavailable { .. } | StoreError::Busy) => {
                 Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
+            ControlError::Site(ControlLogError::Log(_)) => Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             error => Self(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
         }
     }
@@ -105,7 +114,7 @@ async fn reload(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &lists_view(&control)))
 }
 
-/// The rules of the local list.
+/// The rules of the local list. In a site, those of the list of the site.
 #[utoipa::path(get, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["read"])),
     params(("after" = Option<u64>, Query, description = "Only rules after this line."),
         ("limit" = Option<u64>, Query, minimum = 1, maximum = 1000, description = "The maximum number of rules.")),
@@ -124,15 +133,16 @@ async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
 }
 
 /// Adds a rule to the local list, and deletes the content that it withholds from every tier. When the request is
-/// answered, the rule is on the disk and in force.
+/// answered, the rule is on the disk and in force. In a site, it is added to the list of the site, which is in force at
+/// the other gateways within a second.
 #[utoipa::path(post, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
     request_body = AddRule, responses(
         (status = 200, description = "The list already had the rule.", body = AddedView),
         (status = 201, description = "The rule is in force.", body = AddedView),
         (status = 400, description = "The rule or its subject is invalid.", body = ErrorView),
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
-        (status = 503, description = "The rule is in force, but the content cannot be deleted: the database or the storage \
-            of the site cannot be reached. Repeat the request.", body = ErrorView),
+        (status = 503, description = "The rule cannot be added, or is in force and the content cannot be deleted: the \
+            database or the storage of the site cannot be reached. Repeat the request.", body = ErrorView),
         (status = 507, description = "The list cannot be written, or the store cannot delete the content.",
             body = ErrorView)))]
 async fn add(
@@ -246,7 +256,7 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
 }
 
 /// Removes a rule from the local list: all lines with the same subject, also as a double hash, and the lines that
-/// `deep` added for the blocks below it. Deleted content is fetched again on request.
+/// `deep` added for the blocks below it. In a site, also from the list of the site. Deleted content is fetched again on request.
 #[utoipa::path(delete, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
     params(("rule" = String, Query, description = "The rule as it is listed; its hints are ignored.")),
     responses(
@@ -254,6 +264,7 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
         (status = 400, description = "The rule is invalid.", body = ErrorView),
         (status = 404, description = "The local list has no such rule.", body = ErrorView),
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
+        (status = 503, description = "The database of the site cannot be reached. Repeat the request.", body = ErrorView),
         (status = 507, description = "The list cannot be written.", body = ErrorView)))]
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let line = Parameters::of(&uri, &["rule"])?.get("rule");

@@ -69,7 +69,6 @@ use services::pinning::Pins;
 use services::redact;
 use services::uploads::Uploads;
 use services::uploads::resumable::ResumableUploads;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tower::ServiceExt as _;
@@ -100,8 +99,8 @@ pub struct Admin {
     pub authenticator: Authenticator,
     /// The audit log.
     pub audit: Arc<AuditLog>,
-    /// The data folder.
-    pub data_dir: PathBuf,
+    /// The tokens that were created.
+    pub tokens: TokenStore,
     /// The state of Kubo's RPC.
     pub rpc: Rpc,
     /// The state of [`operations`].
@@ -123,15 +122,15 @@ pub fn router(admin: Admin) -> Router {
 
 /// The routes of the admin listener, with their OpenAPI description.
 pub fn router_and_description(admin: Admin) -> (Router, OpenApi) {
-    let Admin { registry, health, publisher, store, sources, pins, authenticator, audit, data_dir, .. } = admin;
-    let Admin { rpc, operations: on_node, control, uploads, parts, console, .. } = admin;
+    let Admin { registry, health, publisher, store, sources, pins, authenticator, audit, .. } = admin;
+    let Admin { tokens: token_store, rpc, operations: on_node, control, uploads, parts, console, .. } = admin;
     let names = publisher.map(names::routes);
     let own = [
         store::routes(&store, &pins, &uploads, &sources.policy),
         have::routes(&store),
-        tokens::routes(&data_dir, &audit),
+        tokens::routes(token_store.clone(), &audit),
         psa::routes(Arc::clone(&pins)),
-        overview::routes(Arc::clone(&pins), TokenStore::of(&data_dir)),
+        overview::routes(Arc::clone(&pins), token_store),
         denylists::routes(Arc::clone(&control)),
     ];
     let quick = names.into_iter().chain(own).chain(on_node.clone().map(operations::routes));

@@ -59,7 +59,7 @@ fn listener_with(dir: tempfile::TempDir, health: Arc<Health>, console: bool) -> 
         uploads.clone(),
         &dir.path().join("parts"),
         bounds,
-        authenticator::principal_lookup(dir.path()),
+        authenticator::principal_lookup(TokenStore::of(dir.path())),
     );
     let (names, publisher) = publisher(&dir.path().join("p2p"));
     let rpc = Rpc::new(kubo_rpc::Dependencies {
@@ -84,9 +84,9 @@ fn listener_with(dir: tempfile::TempDir, health: Arc<Health>, console: bool) -> 
         sources,
         pins,
         rpc,
-        authenticator: Authenticator::new(Some(SETTINGS), Some(local), dir.path()),
+        authenticator: Authenticator::new(Some(SETTINGS), Some(local), TokenStore::of(dir.path())),
         audit: Arc::new(AuditLog::open(dir.path()).expect("opens")),
-        data_dir: dir.path().to_owned(),
+        tokens: TokenStore::of(dir.path()),
         operations: Some(node.operations),
         control: control(lists, &store),
         uploads,

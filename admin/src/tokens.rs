@@ -22,7 +22,6 @@ use bytes::Bytes;
 use services::access::token_store::{StoredToken, TokenStore, TokenStoreError};
 use services::audit::{AuditLog, ResponseDetail};
 use services::views::tokens as views;
-use std::path::Path;
 use std::sync::Arc;
 use utoipa::IntoResponses;
 use utoipa_axum::router::OpenApiRouter;
@@ -39,6 +38,15 @@ const BODY_BYTES_MAX: usize = 16 * 1024;
 #[derive(IntoResponses)]
 #[response(status = 409, description = "Another token has the name")]
 pub struct NameTaken(pub ErrorView);
+
+/// 503: the tokens of the site cannot be changed now.
+#[derive(IntoResponses)]
+#[response(
+    status = 503,
+    description = "The database of the site cannot be reached. Nothing was changed, or the change \
+    is only found out by a repetition"
+)]
+pub struct SiteUnavailable(pub ErrorView);
 
 #[derive(Clone)]
 struct Access {
@@ -63,8 +71,8 @@ impl Access {
 }
 
 /// The routes.
-pub fn routes(data_dir: &Path, audit: &Arc<AuditLog>) -> OpenApiRouter {
-    let access = Access { store: TokenStore::of(data_dir), audit: Arc::clone(audit) };
+pub fn routes(store: TokenStore, audit: &Arc<AuditLog>) -> OpenApiRouter {
+    let access = Access { store, audit: Arc::clone(audit) };
     let tokens = OpenApiRouter::default().routes(routes!(tokens, create_token)).routes(routes!(revoke_token));
     let routes = tokens.routes(routes!(own_token)).routes(routes!(last_changes));
     routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(access)
@@ -96,11 +104,11 @@ async fn tokens(State(access): State<Access>) -> Answer {
     Ok(json(StatusCode::OK, &TokensView { tokens }))
 }
 
-/// Creates a token. Needs the operator's own token.
+/// Creates a token. In a site, it is valid at all gateways within a second. Needs the operator's own token.
 #[utoipa::path(post, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operator"])),
     request_body(content = CreateToken, content_type = "application/json"),
     responses((status = 201, description = "The token, which is shown this once", body = CreatedToken), BadRequest,
-        NameTaken, DiskFailed, (status = 507, description = "There are too many tokens", body = ErrorView)))]
+        NameTaken, DiskFailed, SiteUnavailable, (status = 507, description = "There are too many tokens", body = ErrorView)))]
 async fn create_token(State(access): State<Access>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let request: CreateToken = read_body(&body)?;
     audit_context.note(&request);
@@ -109,11 +117,12 @@ async fn create_token(State(access): State<Access>, Audited(audit_context): Audi
     Ok(ResponseDetail::of(&created.kept).with(json(StatusCode::CREATED, &created)))
 }
 
-/// Revokes a token: it is rejected from the next request on. Its pins stay. Needs the operator's own token.
+/// Revokes a token: it is rejected from the next request on, and within a second by the other gateways of a site. Its
+/// pins stay. Needs the operator's own token.
 #[utoipa::path(delete, path = "/api/v1/tokens/{token}", tag = "access", security(("bearer" = ["operator"])),
     params(("token" = String, Path, description = "The token's ID or name")),
     responses((status = 200, description = "The revoked token", body = TokenView), BadRequest,
-        (status = 404, description = "There is no such token", body = ErrorView), DiskFailed))]
+        (status = 404, description = "There is no such token", body = ErrorView), DiskFailed, SiteUnavailable))]
 async fn revoke_token(State(access): State<Access>, Segment(token): Segment<String>) -> Answer {
     let removed = views::token(access.with_tokens(move |store| store.remove(&token)).await?);
     Ok(ResponseDetail::of(&removed).with(json(StatusCode::OK, &removed)))

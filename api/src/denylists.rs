@@ -19,9 +19,9 @@ pub struct ListsView {
 /// A list.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ListView {
-    /// The list's ID: its location in the settings, or "local".
+    /// The list's ID: its location in the settings, "local" or "site".
     pub id: String,
-    /// "file", "subscription" or "local".
+    /// "file", "subscription", "local" or "site".
     pub kind: String,
     /// Whether it is an allowlist.
     pub allows: bool,
@@ -131,7 +131,7 @@ pub struct RemovedView {
     pub removed: u64,
 }
 
-/// Rules of the local list.
+/// Rules of the local list or, in a site, of that of the site.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RulesView {
     /// The rules, in the order of their lines.

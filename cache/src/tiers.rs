@@ -315,14 +315,32 @@ impl Tiers {
     /// # Errors
     /// [`StoreError`]; some blocks may have been deleted.
     pub async fn evict(&self, keys: &[BlockKey], which: Evict) -> Result<Evicted, StoreError> {
+        self.evict_from(&self.inner.store.store, keys, which).await
+    }
+
+    async fn evict_from(
+        &self,
+        store: &Arc<dyn BlockStore>,
+        keys: &[BlockKey],
+        which: Evict,
+    ) -> Result<Evicted, StoreError> {
         let mut evicted = Evicted::default();
         for keys in keys.chunks(EVICTED_AT_ONCE) {
             keys.iter().for_each(|key| self.inner.ram.remove(key));
-            evicted += self.inner.store.store.evict(keys.to_vec(), which).await?;
+            evicted += store.evict(keys.to_vec(), which).await?;
             // A concurrent read may have filled RAM from the disk.
             keys.iter().for_each(|key| self.inner.ram.remove(key));
         }
         Ok(evicted)
+    }
+
+    /// Deletes blocks from RAM and the own disk, also those that pins on the own disk have. The shared storage of a site
+    /// keeps them.
+    ///
+    /// # Errors
+    /// [`StoreError`]; some blocks may have been deleted.
+    pub async fn evict_from_own(&self, keys: &[BlockKey]) -> Result<Evicted, StoreError> {
+        self.evict_from(&self.inner.disk.store, keys, Evict::Everything).await
     }
 
     /// Requests of the tiers since the start.

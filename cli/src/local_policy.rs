@@ -1,11 +1,12 @@
 //! The content policy of commands that work on the store without a running gateway: the same denylists and allowlists
 //! as the gateway has, so that a command neither stores nor reads content that the gateway withholds.
 //!
-//! Subscribed lists are used as last fetched. Nothing is written.
+//! Subscribed lists are used as last fetched, and the rules of a site as the gateway has last copied them. Nothing is
+//! written.
 
 use cache::store::IsWithheld;
 use cache::withheld_by;
-use config::Loaded;
+use config::{Config, Loaded};
 use content::policy::admit;
 use content::{AllowAll, Cid, Policy};
 use services::denylists::Lists;
@@ -16,7 +17,8 @@ use std::sync::Arc;
 /// # Errors
 /// When a list cannot be read; the error names the setting.
 pub async fn load(loaded: &Loaded) -> anyhow::Result<Arc<dyn Policy>> {
-    let lists = Lists::open_read_only(&loaded.config.policy, &loaded.config.data_dir).await;
+    let Config { policy, data_dir, site, .. } = &loaded.config;
+    let lists = Lists::open_read_only(policy, data_dir, site.is_on()).await;
     let lists = lists.map_err(|error| loaded.error(error.setting, error.to_string()))?;
     Ok(Arc::clone(lists.running()) as _)
 }

@@ -3,6 +3,8 @@
 //! Goals: tokens are created and revoked on the gateway's machine, with or without a running gateway, or remotely with
 //! the operator's own token; the secret is printed once, alone on standard output, to be redirected to a file or a
 //! secret store.
+//!
+//! On the machine of a gateway of a site, the commands change the tokens of the site, in its database.
 
 use crate::audited_change::AuditedChange;
 use crate::options::{GATEWAY_REQUIRED, RequestOptions};
@@ -16,9 +18,11 @@ use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::json;
-use services::access::token_store::TokenStore;
+use services::access::token_store::{TokenStore, TokenStoreError};
+use services::control_log::ControlLog;
 use services::views;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 const HELP: &str = "\
@@ -121,7 +125,6 @@ impl TokenCommand {
 /// # Errors
 /// With a message for the user.
 pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
-    let data_dir = &loaded.config.data_dir;
     match command {
         TokenCommand::Create(args) => create(loaded, args).await,
         TokenCommand::Rm { token, options } => {
@@ -129,7 +132,7 @@ pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
                 let path = format!("/api/v1/tokens/{}", utf8_percent_encode(&token, NON_ALPHANUMERIC));
                 connect(loaded, &options.node).await?.delete(&path).await?
             } else {
-                revoke_locally(data_dir, &token)?
+                revoke_locally(&loaded.config.data_dir, token_store(loaded).await?, token).await?
             };
             print_view(options.json, &removed, |view| format!("revoked {} ({})\n", view.name, view.id))
         }
@@ -137,7 +140,8 @@ pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
             let tokens = if options.node.admin().is_some() {
                 connect(loaded, &options.node).await?.get("/api/v1/tokens").await?
             } else {
-                TokensView { tokens: TokenStore::of(data_dir).list()?.into_iter().map(views::tokens::token).collect() }
+                let listed = token_store(loaded).await?.list()?;
+                TokensView { tokens: listed.into_iter().map(views::tokens::token).collect() }
             };
             print_view(options.json, &tokens, list_text)
         }
@@ -155,7 +159,7 @@ async fn create(loaded: &Loaded, args: CreateArgs) -> anyhow::Result<()> {
     let created = if options.node.admin().is_some() {
         connect(loaded, &options.node).await?.post("/api/v1/tokens", &request).await?
     } else {
-        create_locally(&loaded.config.data_dir, request)?
+        create_locally(&loaded.config.data_dir, token_store(loaded).await?, request).await?
     };
     print_view(options.json, &created, |created| format!("{}\n", created.token))?;
     let TokenView { id, name, .. } = &created.kept;
@@ -163,17 +167,35 @@ async fn create(loaded: &Loaded, args: CreateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn create_locally(data_dir: &Path, request: CreateToken) -> anyhow::Result<CreatedToken> {
+/// The tokens of the data folder, with those of the site if the settings have one.
+async fn token_store(loaded: &Loaded) -> anyhow::Result<TokenStore> {
+    let (store, site) = (TokenStore::of(&loaded.config.data_dir), &loaded.config.site);
+    if !site.is_on() {
+        return Ok(store);
+    }
+    let log = site::open_control_log(site).await.map_err(|error| loaded.error(error.setting, error.reason))?;
+    Ok(store.with_site(Some(ControlLog::open_without_copy(Arc::new(log)).await?)))
+}
+
+/// Runs a change on a thread where it may block.
+async fn change<T: Send + 'static>(
+    store: TokenStore,
+    change: impl FnOnce(&TokenStore) -> Result<T, TokenStoreError> + Send + 'static,
+) -> anyhow::Result<T> {
+    Ok(tokio::task::spawn_blocking(move || change(&store)).await??)
+}
+
+async fn create_locally(data_dir: &Path, store: TokenStore, request: CreateToken) -> anyhow::Result<CreatedToken> {
     let record = AuditedChange::begin(data_dir, "token create", json!(request))?;
-    let created = TokenStore::of(data_dir).create(views::tokens::terms(request)).map_err(anyhow::Error::from);
+    let created = change(store, |store| store.create(views::tokens::terms(request))).await;
     let (kept, token) =
         record.end(created.map(|(kept, token)| (views::tokens::token(kept), token)), |(kept, _)| json!(kept))?;
     Ok(CreatedToken { token: token.reveal(), kept })
 }
 
-fn revoke_locally(data_dir: &Path, token: &str) -> anyhow::Result<TokenView> {
+async fn revoke_locally(data_dir: &Path, store: TokenStore, token: String) -> anyhow::Result<TokenView> {
     let record = AuditedChange::begin(data_dir, "token rm", json!({ "token": token }))?;
-    let removed = TokenStore::of(data_dir).remove(token).map(views::tokens::token).map_err(anyhow::Error::from);
+    let removed = change(store, move |store| store.remove(&token)).await.map(views::tokens::token);
     record.end(removed, |removed| json!(removed))
 }
 
@@ -204,19 +226,24 @@ mod tests {
     use super::*;
     use services::audit::AuditLog;
 
-    fn create(data_dir: &Path, scopes: &[Scope], name: Option<&str>) -> anyhow::Result<CreatedToken> {
+    async fn create(data_dir: &Path, scopes: &[Scope], name: Option<&str>) -> anyhow::Result<CreatedToken> {
         let quota = Quota { pins_max: Some(7), bytes_max: None };
         let name = name.map(str::to_owned);
-        create_locally(data_dir, CreateToken { scopes: scopes.to_vec(), name, quota, expires_seconds: Some(7_776_000) })
+        let request = CreateToken { scopes: scopes.to_vec(), name, quota, expires_seconds: Some(7_776_000) };
+        create_locally(data_dir, TokenStore::of(data_dir), request).await
     }
 
-    #[test]
-    fn created_and_revoked_tokens_are_in_the_audit_log() {
+    async fn revoke(data_dir: &Path, token: &str) -> anyhow::Result<TokenView> {
+        revoke_locally(data_dir, TokenStore::of(data_dir), token.to_owned()).await
+    }
+
+    #[tokio::test]
+    async fn created_and_revoked_tokens_are_in_the_audit_log() {
         let dir = tempfile::tempdir().expect("a folder");
-        let created = create(dir.path(), &[Scope::Pin, Scope::Read], Some("ci")).expect("is created");
-        create(dir.path(), &[Scope::Pin], Some("ci")).expect_err("the name is taken");
-        revoke_locally(dir.path(), "ci").expect("is there");
-        revoke_locally(dir.path(), "ci").expect_err("is gone");
+        let created = create(dir.path(), &[Scope::Pin, Scope::Read], Some("ci")).await.expect("is created");
+        create(dir.path(), &[Scope::Pin], Some("ci")).await.expect_err("the name is taken");
+        revoke(dir.path(), "ci").await.expect("is there");
+        revoke(dir.path(), "ci").await.expect_err("is gone");
         let log = AuditLog::open(dir.path()).expect("opens").last(9).expect("reads");
         let logged = log.iter().map(|entry| (entry.path.as_str(), entry.status)).collect::<Vec<_>>();
         let (create, rm) = ("token create", "token rm");
@@ -228,11 +255,11 @@ mod tests {
         assert!(!text.contains(secret), "{text}");
     }
 
-    #[test]
-    fn a_token_that_cannot_be_logged_is_not_created() {
+    #[tokio::test]
+    async fn a_token_that_cannot_be_logged_is_not_created() {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(dir.path().join("audit.log")).expect("makes");
-        let error = create(dir.path(), &[Scope::Pin], None).expect_err("there is no log");
+        let error = create(dir.path(), &[Scope::Pin], None).await.expect_err("there is no log");
         assert!(error.to_string().contains("nothing was changed"), "{error}");
         assert_eq!(TokenStore::of(dir.path()).list().expect("reads"), []);
     }

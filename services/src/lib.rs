@@ -13,6 +13,7 @@
 //! | [`pinning`] | the pin service: pin requests, and the workers that fetch their DAGs |
 //! | [`uploads`] | uploads of files, folders and CARs, which become pinned blocks; resumable uploads |
 //! | [`denylists`] | content policy: denylists, allowlists and take-downs |
+//! | [`control_log`] | the rules and tokens of a site, which all of its gateways obey |
 //! | [`front_caches`] | caches in front of the gateway, which are purged after take-downs |
 //! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
 //! | [`limiter`], [`rate_limiter`], [`client_budgets`] | permits, request rates and memory, with a limit for each client |
@@ -21,7 +22,7 @@
 //! | [`telemetry`] | traces of requests, exported by OTLP |
 //! | [`subject`], [`surrogate_keys`] | parsing references to content; surrogate keys of content delivery networks |
 //! | [`views`] | API views of stores, tokens, keys and uploads |
-//! | [`url`], [`redact`], [`fingerprint`] | URLs, removal of secrets from them, change detection of files |
+//! | [`url`], [`redact`], [`fingerprint`], `line_file` | URLs, removal of secrets from them, change detection of files, appending lines |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -30,11 +31,13 @@ pub mod access_log;
 pub mod acme;
 pub mod audit;
 pub mod client_budgets;
+pub mod control_log;
 pub mod denylists;
 pub mod fingerprint;
 pub mod front_caches;
 pub mod health;
 pub mod limiter;
+mod line_file;
 pub mod logging;
 pub mod p2p;
 pub mod pinning;
@@ -48,6 +51,8 @@ pub mod subject;
 pub mod supervision;
 pub mod surrogate_keys;
 pub mod telemetry;
+#[cfg(test)]
+mod test_log;
 pub mod upkeep;
 pub mod uploads;
 pub mod url;

@@ -13,7 +13,7 @@
 //! | `error` | [`DatabaseError`]: what the operator can do |
 //! | `index` | [`DatabaseIndex`]: the index of the blocks in the shared storage |
 //! | `locator` | look-ups of blocks, those of many callers in one statement |
-//! | `log` | [`DatabaseLog`]: the log of changes of metadata records |
+//! | `log` | [`DatabaseLog`]: a log of changes of metadata records |
 //! | `members` | [`DatabaseMembers`]: which gateways are members of the site |
 //! | `reconnecting` | one session that is established again when it was lost |
 //! | `schema` | the tables, and how older ones become current |
@@ -36,7 +36,7 @@ pub use address::{Database, DatabaseOptions};
 pub use claims::{ClaimOptions, DatabaseClaims};
 pub use error::DatabaseError;
 pub use index::{DatabaseIndex, IndexOptions};
-pub use log::{DatabaseLog, LogOptions};
+pub use log::{DatabaseLog, LogKind, LogOptions};
 pub use members::{DatabaseMembers, Identity, Member, Renewed};
 pub use server::ServerState;
 

@@ -9,7 +9,7 @@
 //! | module | concern |
 //! |---|---|
 //! | [`open`](mod@open) | from the settings of a site to its engines |
-//! | [`database`] | the connection to the database, its tables, and the log of changes |
+//! | [`database`] | the connection to the database, its tables, and the logs of changes |
 //! | [`blocks`] | the blocks in the shared storage, and their index in the database |
 //! | [`members`] | which gateways there are, and which of them provides a key |
 //! | [`store`] | the block store of a gateway of a site: its own disk, and the shared storage |
@@ -20,4 +20,4 @@ pub mod members;
 pub mod open;
 pub mod store;
 
-pub use open::{Engines, OpenError, open};
+pub use open::{Engines, OpenError, open, open_control_log};

@@ -35,6 +35,8 @@ const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(5);
 pub struct Engines {
     /// The log of pins.
     pub log: DatabaseLog,
+    /// The log of the rules and tokens that all gateways obey.
+    pub control: DatabaseLog,
     /// The claims on the work for pins.
     pub claims: DatabaseClaims,
     /// The blocks.
@@ -72,6 +74,7 @@ pub async fn open(settings: &Site) -> Result<Engines, OpenError> {
     let database = database(settings)?;
     let refused = |error: DatabaseError| OpenError::new(database_setting(settings), with_advice(&error));
     let log = DatabaseLog::open(database.clone(), LogOptions::default()).await.map_err(refused)?;
+    let control = DatabaseLog::open(database.clone(), LogOptions::control()).await.map_err(refused)?;
     match database.server_state().await {
         Ok(state) => warn(state, &database),
         Err(error) => tracing::debug!(%error, "the state of the database server is not known"),
@@ -84,7 +87,16 @@ pub async fn open(settings: &Site) -> Result<Engines, OpenError> {
     index.identity().await.map_err(|error| OpenError::new(database_setting(settings), reason(&error)))?;
     let blocks = SharedBlocks::open(index, objects, &settings.name).await;
     let blocks = blocks.map_err(|error| OpenError::new("site.store", reason(&error)))?;
-    Ok(Engines { log, claims, blocks, database, database_name, store_name: settings.store.as_str().into() })
+    Ok(Engines { log, control, claims, blocks, database, database_name, store_name: settings.store.as_str().into() })
+}
+
+/// Opens the log of the rules and tokens alone, for commands that change them without a gateway.
+///
+/// # Errors
+/// [`OpenError`] about the database.
+pub async fn open_control_log(settings: &Site) -> Result<DatabaseLog, OpenError> {
+    let opened = DatabaseLog::open(database(settings)?, LogOptions::control()).await;
+    opened.map_err(|error| OpenError::new(database_setting(settings), with_advice(&error)))
 }
 
 /// The setting with the URL of the database.

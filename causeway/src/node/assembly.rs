@@ -28,6 +28,7 @@ use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use services::access::authenticator::{self, Authenticator};
+use services::access::token_store::TokenStore;
 use services::access_log::writer::{AccessLogMetrics, AccessLogWriter};
 use services::acme::{Acme, AcmeMetrics};
 use services::audit::AuditLog;
@@ -49,6 +50,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 /// The maximum number of concurrent fetches for operators, which have a limit of their own.
 const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::FETCHES_MAX;
@@ -76,13 +78,15 @@ pub(super) struct Assembly<'a> {
     pub exporter: Option<Exporter>,
 }
 
-/// The local tiers, and the content policy.
+/// The local tiers, the content policy, and the tokens.
 pub(super) struct Storage {
     /// The store with the pins: the own disk, or that of the site.
     pub store: Arc<dyn BlockStore>,
     /// The site of the gateway, if it belongs to one.
     site: Option<Site>,
     pub lists: Arc<Lists>,
+    /// The tokens that were created.
+    tokens: TokenStore,
     pub tiers: Tiers,
     policy: Arc<dyn Policy>,
 }
@@ -104,6 +108,8 @@ pub(super) struct Services {
     pub parts: Arc<ResumableUploads>,
     pub senders: Senders,
     control: Arc<Control>,
+    /// The task that obeys the rules of the site, if the gateway belongs to one.
+    pub obedience: Option<AbortOnDropHandle<()>>,
     uploads: Uploads,
     pub audit: Arc<AuditLog>,
     caches: Caches,
@@ -135,18 +141,22 @@ impl<'a> Assembly<'a> {
         let disk = stores::open(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
         stores::log_unused(data_dir, cache);
         let keys = p2p::open_keys(self.loaded).await?;
-        let lists = Lists::open(policy, data_dir).await;
+        let site = Site::open(self.loaded, &disk).await?;
+        let lists = match &site {
+            None => Lists::open(policy, data_dir).await,
+            Some(site) => Lists::open_in_site(policy, data_dir, Arc::clone(&site.control)).await,
+        };
         let lists = lists.map_err(|error| self.loaded.error(error.setting, error.to_string()))?;
         let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         watch_store(&self.health, disk.live_stats());
         let (metrics, shared_policy) = (TierMetrics::register(&mut self.registry), Arc::clone(&policy));
-        let site = Site::open(self.loaded, &disk).await?;
         let tiers = match &site {
             None => Tiers::new(ram, disk, shared_policy, metrics),
             Some(site) => Tiers::of_site(ram, disk, site.tier(), shared_policy, metrics),
         };
-        Ok((Storage { store: Arc::clone(tiers.store()), site, lists, tiers, policy }, keys))
+        let tokens = TokenStore::of(data_dir).with_site(site.as_ref().map(|site| Arc::clone(&site.control)));
+        Ok((Storage { store: Arc::clone(tiers.store()), site, lists, tokens, tiers, policy }, keys))
     }
 
     /// Joins the network, and resolves and publishes names over it.
@@ -168,16 +178,17 @@ impl<'a> Assembly<'a> {
     /// Starts the pin service, uploads, take-downs, the audit log, and the purge requests to front caches.
     pub async fn services(&mut self, storage: &Storage, reached: &Reached) -> anyhow::Result<Services> {
         let loaded = self.loaded;
-        let Storage { store, lists, tiers, policy, .. } = storage;
+        let Storage { lists, tiers, policy, .. } = storage;
         let pins = self.pins(storage, reached.network.reach(loaded, tiers, Arc::clone(policy))).await?;
         let recheck = Arc::downgrade(&pins);
         lists.on_change(move || recheck.upgrade().iter().for_each(|pins| pins.recheck_withheld()));
         let control = Arc::new(Control::new(Arc::clone(lists), tiers.clone()).with_pins(&pins));
-        let (uploads, parts) = self.uploads(store, &pins, Arc::clone(policy))?;
+        let (uploads, parts) = self.uploads(storage, &pins)?;
+        let obedience = control.obey_site(&self.supervisor);
         let audit = AuditLog::open(&loaded.config.data_dir);
         let audit = Arc::new(audit.map_err(|error| self.unwritable("audit.log", &error))?);
         let (caches, senders) = Caches::start(&loaded.config, &audit, &mut self.registry, &self.supervisor)?;
-        Ok(Services { pins, parts, senders, control, uploads, audit, caches })
+        Ok(Services { pins, parts, senders, control, obedience, uploads, audit, caches })
     }
 
     async fn pins(&mut self, storage: &Storage, reach: PinNetwork) -> anyhow::Result<Arc<Pins>> {
@@ -200,18 +211,14 @@ impl<'a> Assembly<'a> {
     }
 
     /// The upload service, and its resumable uploads.
-    fn uploads(
-        &self,
-        store: &Arc<dyn BlockStore>,
-        pins: &Arc<Pins>,
-        policy: Arc<dyn Policy>,
-    ) -> Result<(Uploads, Arc<ResumableUploads>), ConfigError> {
+    fn uploads(&self, storage: &Storage, pins: &Arc<Pins>) -> Result<(Uploads, Arc<ResumableUploads>), ConfigError> {
         let Config { data_dir, uploads, cache, .. } = &self.loaded.config;
         let limits = uploads::UploadLimits::new(uploads, cache);
-        let service = Uploads::new(store, policy, Arc::clone(pins), limits, data_dir);
+        let policy = Arc::clone(&storage.policy);
+        let service = Uploads::new(&storage.store, policy, Arc::clone(pins), limits, data_dir);
         let service = service.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
         let (folder, holders) =
-            (data_dir.join(uploads::FOLDER).join("parts"), authenticator::principal_lookup(data_dir));
+            (data_dir.join(uploads::FOLDER).join("parts"), authenticator::principal_lookup(storage.tokens.clone()));
         let parts = ResumableUploads::open(service.clone(), &folder, uploads.into(), holders);
         let parts = parts.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
         Ok((service, parts))
@@ -267,7 +274,7 @@ impl<'a> Assembly<'a> {
         services.control.with_predictor(predicted(&operations));
         let rpc = self.kubo_rpc(storage, reached, services);
         Ok(Admin {
-            authenticator: self.authenticator()?,
+            authenticator: self.authenticator(storage.tokens.clone())?,
             registry: self.registry,
             health: self.health,
             publisher: Some(Arc::clone(&reached.publisher)),
@@ -275,7 +282,7 @@ impl<'a> Assembly<'a> {
             sources: Arc::clone(&reached.sources),
             pins: Arc::clone(&services.pins),
             audit: Arc::clone(&services.audit),
-            data_dir: self.loaded.config.data_dir.clone(),
+            tokens: storage.tokens.clone(),
             rpc,
             operations: Some(operations),
             control: Arc::clone(&services.control),
@@ -311,7 +318,7 @@ impl<'a> Assembly<'a> {
             decide: Some(decider(storage.lists.running())),
             caches: services.caches.clone(),
             health_sources,
-            principals: authenticator::principal_lookup(&self.loaded.config.data_dir),
+            principals: authenticator::principal_lookup(storage.tokens.clone()),
         })
     }
 
@@ -336,10 +343,10 @@ impl<'a> Assembly<'a> {
     }
 
     /// The authenticator of the admin listener. Creates the token for commands on this data folder if there is none.
-    fn authenticator(&self) -> Result<Authenticator, ConfigError> {
+    fn authenticator(&self, tokens: TokenStore) -> Result<Authenticator, ConfigError> {
         let Config { data_dir, admin, .. } = &self.loaded.config;
         let local = authenticator::local(data_dir).map_err(|error| self.unwritable("admin.token", &error))?;
-        Ok(Authenticator::new(admin.token.reveal(), Some(local), data_dir))
+        Ok(Authenticator::new(admin.token.reveal(), Some(local), tokens))
     }
 
     /// An error of the store as an error of the setting `data_dir`.

@@ -63,6 +63,8 @@ pub struct Node {
     supervisor: Supervisor,
     upkeep: Upkeep,
     keeper: ListUpdater,
+    /// The task that obeys the rules of the site, if the gateway belongs to one.
+    obedience: Option<AbortOnDropHandle<()>>,
     senders: Senders,
     lists: Arc<Lists>,
     _sweeper: AbortOnDropHandle<()>,
@@ -186,6 +188,7 @@ impl Node {
             health,
             upkeep: Upkeep::start(&*storage.store, &loaded.config.cache, &supervisor),
             keeper: storage.lists.keep(&supervisor),
+            obedience: services.obedience,
             senders: services.senders,
             lists: storage.lists,
             _sweeper: services.parts.start(&supervisor),
@@ -270,6 +273,7 @@ impl Node {
         }
         self.upkeep.stop();
         drop(self.keeper);
+        drop(self.obedience);
         drop(self.senders);
         self.publisher.stop();
         self.pins.stop().await;

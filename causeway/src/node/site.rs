@@ -11,6 +11,7 @@ use config::{ConfigError, Loaded};
 use content::stored::CompressionOptions;
 use futures::future::FutureExt as _;
 use libp2p::PeerId;
+use services::control_log::{ControlLog, ControlLogError};
 use services::pinning::Coordination;
 use site::database::{Database, Identity, Member};
 use site::members::{MemberOptions, Members};
@@ -25,6 +26,8 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Site {
     store: SiteStore,
     pub coordination: Coordination,
+    /// The rules and tokens that all gateways obey.
+    pub control: Arc<ControlLog>,
     database: Database,
     description: Description,
 }
@@ -39,7 +42,8 @@ struct Description {
 }
 
 impl Site {
-    /// Opens the site of the settings, if there is one. `disk` is the gateway's own.
+    /// Opens the site of the settings, if there is one. `disk` is the gateway's own. The rules of the site are in their
+    /// list when this returns.
     ///
     /// # Errors
     /// [`ConfigError`] about the setting that cannot be used.
@@ -65,7 +69,9 @@ impl Site {
         tracing::info!(%name, %database, %storage, "this gateway is one of the site");
         log_own_pins(&**disk).await.map_err(|error| loaded.error("data_dir", error.to_string()))?;
         let coordination = Coordination { log: Arc::new(engines.log), claims: Arc::new(engines.claims) };
-        Ok(Some(Self { store, coordination, database: engines.database, description }))
+        let control = ControlLog::open(Arc::new(engines.control), &loaded.config.data_dir).await;
+        let control = control.map_err(|error| control_error(loaded, &error))?;
+        Ok(Some(Self { store, coordination, control, database: engines.database, description }))
     }
 
     /// The tier of the site.
@@ -100,6 +106,15 @@ impl Site {
             async move { view(&store, &members, description).await }.boxed()
         })
     }
+}
+
+/// An error of the rules and tokens of the site, as an error of a setting.
+fn control_error(loaded: &Loaded, error: &ControlLogError) -> ConfigError {
+    let setting = match error {
+        ControlLogError::Log(_) => "site.database",
+        ControlLogError::Copy { .. } => "data_dir",
+    };
+    loaded.error(setting, error.to_string())
 }
 
 async fn view(store: &SiteStore, members: &Members, description: Description) -> Result<SiteView, StoreError> {

@@ -56,13 +56,12 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
-    /// Accepts the settings' token, if there is one, the local token, and those in the token store of the data
-    /// directory.
-    pub fn new(settings: Option<&str>, local: Option<Token>, data_dir: &Path) -> Self {
+    /// Accepts the settings' token, if there is one, the local token, and those in the token store.
+    pub fn new(settings: Option<&str>, local: Option<Token>, store: TokenStore) -> Self {
         Self {
             settings: settings.map(Hash::of),
             local,
-            store: CachedTokenStore::new(TokenStore::of(data_dir)),
+            store: CachedTokenStore::new(store),
             failures: Cache::builder().max_capacity(CLIENTS_MAX).time_to_live(FAILURES_WITHIN).build(),
         }
     }
@@ -104,9 +103,9 @@ impl Authenticator {
 /// continues after the request that the token came with.
 pub type PrincipalLookup = Arc<dyn Fn(&str) -> Option<Principal> + Send + Sync>;
 
-/// The principals of the tokens of a data directory.
-pub fn principal_lookup(data_dir: &Path) -> PrincipalLookup {
-    let store = CachedTokenStore::new(TokenStore::of(data_dir));
+/// The principals of the tokens in a token store.
+pub fn principal_lookup(store: TokenStore) -> PrincipalLookup {
+    let store = CachedTokenStore::new(store);
     Arc::new(move |id| match id {
         OPERATOR => Some(Principal::operator()),
         id => {
@@ -187,7 +186,7 @@ mod tests {
         let mode = std::fs::metadata(local_path(dir.path())).expect("is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let (entry, given) = TokenStore::of(dir.path()).create(terms()).expect("makes");
-        let keeper = Authenticator::new(Some("word"), Some(local.clone()), dir.path());
+        let keeper = Authenticator::new(Some("word"), Some(local.clone()), TokenStore::of(dir.path()));
         let now = SystemTime::now();
         let ask = |text: &str| keeper.admit(Some(text), HERE, now);
         assert_eq!(ask("word"), Ok(Principal::operator()));
@@ -206,7 +205,7 @@ mod tests {
         assert_eq!(keeper.admit(Some(&given_text), HERE, later), Err(Rejected::Wrong), "it has expired");
         TokenStore::of(dir.path()).remove("ci").expect("is there");
         assert_eq!(ask(&given_text), Err(Rejected::Wrong), "it is revoked");
-        let none = Authenticator::new(None, None, dir.path());
+        let none = Authenticator::new(None, None, TokenStore::of(dir.path()));
         assert_eq!(none.admit(Some(""), HERE, now), Err(Rejected::Wrong), "no token is not an empty one");
     }
 
@@ -214,7 +213,7 @@ mod tests {
     fn failures_are_limited_for_each_network() {
         let dir = tempfile::tempdir().expect("a folder");
         let local = local(dir.path()).expect("makes");
-        let keeper = Authenticator::new(Some("word"), Some(local.clone()), dir.path());
+        let keeper = Authenticator::new(Some("word"), Some(local.clone()), TokenStore::of(dir.path()));
         let ask =
             |text: &str, from: &str| keeper.admit(Some(text), from.parse().expect("an address"), SystemTime::now());
         for _ in 0..FAILURES_MAX {

@@ -16,6 +16,7 @@
 //! | of the settings | `admin.token` | everything | `operator` |
 //! | local | `DATA_DIR/admin.token`, readable by the user that runs the gateway | everything | `operator` |
 //! | created | `DATA_DIR/tokens.json`, as hashes | its scopes | its ID |
+//! | created in a site | the database of the site, as hashes | its scopes, at every gateway | its ID |
 //!
 //! Non-goals: accounts, passwords and sessions; a proxy in front may provide them, and send a token.
 

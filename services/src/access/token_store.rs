@@ -6,10 +6,17 @@
 //! The file is replaced atomically ([`p2p_bridge::durable`]) while a lock file is held. Readers compare the file's
 //! fingerprint first: one `stat` for each request, on a listener where a few microseconds do not matter. If the file
 //! cannot be parsed, no token in it is accepted; the operator's own tokens are not in it.
+//!
+//! In a site, tokens are created in the log that its gateways share ([`crate::control_log`]), and are valid at all of
+//! them. Those in the file, from a time when the gateway was alone, stay valid at this gateway until they are revoked.
+//! A token of the log that this release cannot parse is not accepted, and does not affect others.
 
 use crate::access::secret::{Hash, Token};
+use crate::control_log::{self, ControlLog, ControlLogError, TokenRecords};
 use crate::fingerprint::FileFingerprint;
 use api::access::{OPERATOR, Quota, Scopes};
+use cache::StoreError;
+use cache::metadata_store::Change;
 use http::StatusCode;
 use p2p_bridge::{durable, epoch};
 use serde::{Deserialize, Serialize};
@@ -20,6 +27,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
+use tokio::runtime::Handle;
 
 /// The file in the data directory.
 const FILE: &str = "tokens.json";
@@ -111,6 +119,9 @@ pub enum TokenStoreError {
         /// The error.
         said: io::Error,
     },
+    /// The tokens of the site could not be changed.
+    #[error(transparent)]
+    Site(#[from] ControlLogError),
 }
 
 impl TokenStoreError {
@@ -121,7 +132,10 @@ impl TokenStoreError {
             Self::Taken(_) => StatusCode::CONFLICT,
             Self::Missing(_) => StatusCode::NOT_FOUND,
             Self::Full => StatusCode::INSUFFICIENT_STORAGE,
-            Self::Damaged { .. } | Self::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Site(ControlLogError::Log(
+                StoreError::Unavailable { .. } | StoreError::Busy | StoreError::Closed,
+            )) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Damaged { .. } | Self::Io { .. } | Self::Site(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }
@@ -133,23 +147,38 @@ struct TokenFile {
     tokens: Vec<StoredToken>,
 }
 
-/// The token store of a data directory.
+/// The token store of a data directory, or of a gateway of a site.
 #[derive(Debug, Clone)]
 pub struct TokenStore {
     dir: PathBuf,
+    site: Option<Arc<ControlLog>>,
 }
 
 impl TokenStore {
     /// The token store of a data directory, which may not exist yet.
     pub fn of(data_dir: &Path) -> Self {
-        Self { dir: data_dir.to_owned() }
+        Self { dir: data_dir.to_owned(), site: None }
     }
 
-    /// All tokens, in order of creation.
+    /// The same with the tokens of the site of the gateway, if it belongs to one. Changes block the thread, which has to
+    /// be one of Tokio's that may block.
+    #[must_use]
+    pub fn with_site(self, site: Option<Arc<ControlLog>>) -> Self {
+        Self { site, ..self }
+    }
+
+    /// All tokens, in order of creation: first those of the site.
     ///
     /// # Errors
     /// [`TokenStoreError::Damaged`] and [`TokenStoreError::Io`]. A missing file is an empty store.
     pub fn list(&self) -> Result<Vec<StoredToken>, TokenStoreError> {
+        let mut tokens = self.site.as_ref().map(|site| parse_all(&site.tokens())).unwrap_or_default();
+        tokens.extend(self.list_own()?);
+        Ok(tokens)
+    }
+
+    /// The tokens in the file.
+    fn list_own(&self) -> Result<Vec<StoredToken>, TokenStoreError> {
         let path = self.path();
         let bytes = match durable::read(&path, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -170,30 +199,29 @@ impl TokenStore {
     /// # Errors
     /// [`TokenStoreError`].
     pub fn create(&self, terms: TokenParameters) -> Result<(StoredToken, Token), TokenStoreError> {
-        let TokenParameters { name, scopes, quota, lifetime } = terms;
-        if name.as_deref().is_some_and(|name| !is_name(name)) {
+        if terms.name.as_deref().is_some_and(|name| !is_name(name)) {
             return Err(TokenStoreError::Name);
         }
-        if scopes.is_empty() {
+        if terms.scopes.is_empty() {
             return Err(TokenStoreError::NoScopes);
         }
-        self.change(|tokens| {
-            let name = name.unwrap_or_else(|| free_name(tokens));
-            if tokens.iter().any(|entry| entry.name == name || entry.id == name) {
-                return Err(TokenStoreError::Taken(name));
-            }
-            if tokens.len() >= TOKENS_MAX {
-                return Err(TokenStoreError::Full);
-            }
-            let token = Token::generate()
-                .map_err(|said| TokenStoreError::Io { path: "the system's random number generator".into(), said })?;
-            let created_at = epoch::now();
-            let expires_at = lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
-            let (id, hash) = (token.id().to_owned(), token.hash().to_hex());
-            let entry = StoredToken { id, name, hash, scopes, quota, created_at, expires_at };
-            tokens.push(entry.clone());
-            Ok((entry, token))
-        })
+        let Some(site) = &self.site else {
+            return self.change(|tokens| {
+                let (entry, token) = generate(&terms, tokens, tokens.len())?;
+                tokens.push(entry.clone());
+                Ok((entry, token))
+            });
+        };
+        // A name means one token at each gateway.
+        let own = self.list_own()?;
+        let decide = |known: &TokenRecords| {
+            let mut taken = parse_all(known);
+            taken.extend(own.iter().cloned());
+            let (entry, token) = generate(&terms, &taken, known.len())?;
+            let json = serde_json::to_vec(&entry).map_err(|error| self.io_error(io::Error::other(error)))?;
+            Ok((vec![control_log::put_token(&entry.id, json)], (entry, token)))
+        };
+        Handle::current().block_on(site.change_tokens(decide))
     }
 
     /// Revokes a token, by its ID or its name. Its pins stay, and the operator can remove them.
@@ -201,6 +229,12 @@ impl TokenStore {
     /// # Errors
     /// [`TokenStoreError`].
     pub fn remove(&self, id_or_name: &str) -> Result<StoredToken, TokenStoreError> {
+        if let Some(site) = &self.site {
+            let removed = Handle::current().block_on(remove_of_site(site, id_or_name))?;
+            if let Some(removed) = removed {
+                return Ok(removed);
+            }
+        }
         self.change(|tokens| {
             let is_meant = |entry: &StoredToken| entry.id == id_or_name || entry.name == id_or_name;
             let at = tokens.iter().position(is_meant).ok_or_else(|| TokenStoreError::Missing(id_or_name.to_owned()))?;
@@ -214,7 +248,7 @@ impl TokenStore {
         change: impl FnOnce(&mut Vec<StoredToken>) -> Result<T, TokenStoreError>,
     ) -> Result<T, TokenStoreError> {
         let _lock = self.lock()?;
-        let mut tokens = self.list()?;
+        let mut tokens = self.list_own()?;
         let done = change(&mut tokens)?;
         let path = self.path();
         let written = serde_json::to_vec_pretty(&TokenFile { tokens }).map_err(io::Error::other);
@@ -238,6 +272,52 @@ impl TokenStore {
     fn path(&self) -> PathBuf {
         self.dir.join(FILE)
     }
+
+    fn io_error(&self, said: io::Error) -> TokenStoreError {
+        TokenStoreError::Io { path: self.path(), said }
+    }
+}
+
+/// Revokes a token of the site; `None` if it has no such token.
+async fn remove_of_site(site: &ControlLog, id_or_name: &str) -> Result<Option<StoredToken>, TokenStoreError> {
+    let decide = |known: &TokenRecords| -> Result<(Vec<Change>, Option<StoredToken>), TokenStoreError> {
+        let found = parse_all(known).into_iter().find(|entry| entry.id == id_or_name || entry.name == id_or_name);
+        let changes = found.iter().map(|entry| control_log::remove_token(&entry.id)).collect();
+        Ok((changes, found))
+    };
+    site.change_tokens(decide).await
+}
+
+/// The tokens of the site that this release can parse, in order of creation.
+fn parse_all(records: &TokenRecords) -> Vec<StoredToken> {
+    let parse = |(id, json): (&String, &Vec<u8>)| {
+        let token: Option<StoredToken> = serde_json::from_slice(json).ok();
+        token.filter(|token| token.id == *id && Hash::from_hex(&token.hash).is_some())
+    };
+    let mut tokens: Vec<StoredToken> = records.iter().filter_map(parse).collect();
+    tokens.sort_by(|one, other| (one.created_at, &one.id).cmp(&(other.created_at, &other.id)));
+    tokens
+}
+
+/// A new token. `taken` are those whose names it must not have, and `count` those that count towards the maximum.
+fn generate(
+    terms: &TokenParameters,
+    taken: &[StoredToken],
+    count: usize,
+) -> Result<(StoredToken, Token), TokenStoreError> {
+    let name = terms.name.clone().unwrap_or_else(|| free_name(taken));
+    if taken.iter().any(|entry| entry.name == name || entry.id == name) {
+        return Err(TokenStoreError::Taken(name));
+    }
+    if count >= TOKENS_MAX {
+        return Err(TokenStoreError::Full);
+    }
+    let token = Token::generate()
+        .map_err(|said| TokenStoreError::Io { path: "the system's random number generator".into(), said })?;
+    let created_at = epoch::now();
+    let expires_at = terms.lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
+    let (id, hash, scopes) = (token.id().to_owned(), token.hash().to_hex(), terms.scopes);
+    Ok((StoredToken { id, name, hash, scopes, quota: terms.quota, created_at, expires_at }, token))
 }
 
 /// Whether a name is valid. The operator's is reserved.
@@ -269,15 +349,47 @@ pub(crate) fn hand_over(dir: &Path, path: &Path) -> io::Result<()> {
 /// The valid tokens by ID, each with the hash of its secret.
 type Tokens = HashMap<String, (Hash, StoredToken)>;
 
-/// A cached token store, which is reloaded when the file changes.
+/// What tokens were read from: the file, and the tokens of the site.
+#[derive(Debug)]
+struct TokenSource {
+    fingerprint: Option<FileFingerprint>,
+    site: Option<Arc<TokenRecords>>,
+}
+
+impl TokenSource {
+    fn of(store: &TokenStore) -> Self {
+        Self { fingerprint: FileFingerprint::at(&store.path()), site: store.site.as_ref().map(|site| site.tokens()) }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let is_same_site = match (&self.site, &other.site) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        is_same_site && self.fingerprint == other.fingerprint
+    }
+
+    /// The tokens by ID. If the file cannot be read, those of the site are valid nevertheless.
+    fn read(&self, store: &TokenStore) -> Tokens {
+        let own = store.list_own().unwrap_or_else(|error| {
+            tracing::error!(%error, "the token file cannot be read: no token in it is accepted");
+            Vec::new()
+        });
+        let of_site = self.site.as_ref().map(|site| parse_all(site)).unwrap_or_default();
+        let hashed = |entry: StoredToken| Some((entry.id.clone(), (Hash::from_hex(&entry.hash)?, entry)));
+        own.into_iter().chain(of_site).filter_map(hashed).collect()
+    }
+}
+
+/// A cached token store, which is read again when the file or the tokens of the site change.
 #[derive(Debug)]
 pub struct CachedTokenStore {
     store: TokenStore,
-    cached: Mutex<Option<(Option<FileFingerprint>, Arc<Tokens>)>>,
+    cached: Mutex<Option<(TokenSource, Arc<Tokens>)>>,
 }
 
 impl CachedTokenStore {
-    /// The file is read when a token is looked up for the first time.
+    /// The tokens are read when one is looked up for the first time.
     pub fn new(store: TokenStore) -> Self {
         Self { store, cached: Mutex::default() }
     }
@@ -289,18 +401,13 @@ impl CachedTokenStore {
 
     fn tokens(&self) -> Arc<Tokens> {
         // The fingerprint is taken first: if the file is replaced in between, it is read again next time.
-        let fingerprint = FileFingerprint::at(&self.store.path());
+        let source = TokenSource::of(&self.store);
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, tokens)) = cached.as_ref().filter(|(known, _)| *known == fingerprint) {
+        if let Some((_, tokens)) = cached.as_ref().filter(|(known, _)| known.is_same(&source)) {
             return Arc::clone(tokens);
         }
-        let tokens = self.store.list().unwrap_or_else(|error| {
-            tracing::error!(%error, "the token file cannot be read: no created token is accepted");
-            Vec::new()
-        });
-        let hashed = |entry: StoredToken| Some((entry.id.clone(), (Hash::from_hex(&entry.hash)?, entry)));
-        let tokens: Arc<Tokens> = Arc::new(tokens.into_iter().filter_map(hashed).collect());
-        *cached = Some((fingerprint, Arc::clone(&tokens)));
+        let tokens = Arc::new(source.read(&self.store));
+        *cached = Some((source, Arc::clone(&tokens)));
         tokens
     }
 }
@@ -308,7 +415,9 @@ impl CachedTokenStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_log::Connection;
     use api::access::Scope;
+    use cache::MetadataStore;
     use std::time::UNIX_EPOCH;
 
     fn terms(name: &str) -> TokenParameters {
@@ -342,6 +451,64 @@ mod tests {
         assert!(open.find(token.id()).is_none());
         assert_eq!(store.remove(&other.id).expect("by its id"), other);
         assert!(matches!(store.remove("ci"), Err(TokenStoreError::Missing(_))));
+    }
+
+    /// Runs `work` on a thread where it may block.
+    async fn blocking<T: Send + 'static>(
+        store: &TokenStore,
+        work: impl FnOnce(&TokenStore) -> T + Send + 'static,
+    ) -> T {
+        let store = store.clone();
+        tokio::task::spawn_blocking(move || work(&store)).await.expect("does not panic")
+    }
+
+    #[tokio::test]
+    async fn tokens_of_a_site_are_valid_at_each_gateway() {
+        let log = MetadataStore::memory().shared(1 << 20);
+        let connection = Connection::new(&log);
+        let (dirs, mut stores, mut sites) = ([(); 2].map(|()| tempfile::tempdir().expect("a folder")), vec![], vec![]);
+        // One that was created before the gateway was one of the site.
+        let (own, own_token) = TokenStore::of(dirs[1].path()).create(terms("own")).expect("makes");
+        for dir in &dirs {
+            let site = ControlLog::open(Arc::clone(&connection) as _, dir.path()).await.expect("opens");
+            stores.push(TokenStore::of(dir.path()).with_site(Some(Arc::clone(&site))));
+            sites.push(site);
+        }
+        let [one, other] = [0, 1].map(|n: usize| CachedTokenStore::new(stores[n].clone()));
+        let (entry, token) = blocking(&stores[0], |store| store.create(terms("ci"))).await.expect("makes");
+        assert!(!dirs[0].path().join(FILE).exists(), "it is in no file");
+        assert_eq!(one.find(token.id()).expect("at once").1, entry);
+        let taken = blocking(&stores[1], |store| store.create(terms("ci"))).await;
+        assert!(matches!(taken, Err(TokenStoreError::Taken(_))), "{taken:?}");
+        assert!(matches!(
+            blocking(&stores[1], |store| store.create(terms("own"))).await,
+            Err(TokenStoreError::Taken(_))
+        ));
+        let (hash, found) = other.find(token.id()).expect("it has caught up");
+        assert!(found == entry && hash.is(&token.hash()) && found.quota == terms("").quota);
+        assert_eq!(stores[1].list().expect("reads"), [entry.clone(), own.clone()]);
+        assert!(other.find(own_token.id()).is_some() && one.find(own_token.id()).is_none(), "of one gateway only");
+        // A record that this release cannot parse does no harm.
+        let newer = control_log::put_token("newer", br#"{"id":"newer","color":"red"}"#.to_vec());
+        sites[0].change_tokens(|_| Ok::<_, ControlLogError>((vec![newer.clone()], ()))).await.expect("writes");
+        assert!(one.find("newer").is_none() && one.find(token.id()).is_some());
+        connection.is_away.store(true, std::sync::atomic::Ordering::Relaxed);
+        for refused in [
+            blocking(&stores[0], |store| store.create(terms("late"))).await.map(|_| ()),
+            blocking(&stores[0], |store| store.remove("ci")).await.map(|_| ()),
+        ] {
+            assert_eq!(refused.expect_err("it is away").status(), StatusCode::SERVICE_UNAVAILABLE);
+        }
+        assert!(one.find(token.id()).is_some(), "it stays valid");
+        connection.is_away.store(false, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(blocking(&stores[1], |store| store.remove("ci")).await.expect("is there"), entry);
+        assert!(other.find(token.id()).is_none());
+        sites[0].catch_up().await.expect("catches up");
+        assert!(one.find(token.id()).is_none(), "it is revoked");
+        assert_eq!(blocking(&stores[1], |store| store.remove("own")).await.expect("is there"), own);
+        assert!(other.find(own_token.id()).is_none());
+        let missing = blocking(&stores[1], |store| store.remove("own")).await;
+        assert!(matches!(missing, Err(TokenStoreError::Missing(_))), "{missing:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! A block's links never change, so no line becomes wrong. Take-downs that are written as double hashes leave none,
 //! because the links would reveal the content. Deep ones leave none either, because they would displace the others.
 
-use crate::denylists::local;
+use crate::line_file;
 use content::{BlockKey, Cid, cid};
 use p2p_bridge::durable;
 use std::collections::HashMap;
@@ -39,7 +39,7 @@ fn append_line(path: &Path, line: String, bytes_max: usize) -> io::Result<()> {
     if former.is_empty() || former.len() + needed > bytes_max {
         durable::write(path, newest(&former, bytes_max.saturating_sub(needed) / 2))?;
     }
-    if needed <= bytes_max { local::append(path, &[line]) } else { Ok(()) }
+    if needed <= bytes_max { line_file::append(path, &[line]) } else { Ok(()) }
 }
 
 /// The last lines of a text, of at most `bytes_max`.
@@ -91,7 +91,7 @@ mod tests {
         for torn in
             [format!("{c} {}", &a.to_string()[..20]), format!("{c} {a}"), format!("{c} "), format!("{c} {many} 1")]
         {
-            local::append(&path, &[torn]).expect("adds");
+            line_file::append(&path, &[torn]).expect("adds");
         }
         append(&path, &b, &[c]).expect("adds");
         let key = |cid: &Cid| BlockKey::of(cid).expect("a key");

@@ -1,10 +1,12 @@
 //! [`Lists`]: all lists, their files, and their state.
 
+use crate::control_log::{self, ControlLog, ControlLogError};
 use crate::denylists::local::LocalRule;
 use crate::denylists::reader::{self, ListContent, Reader};
 use crate::denylists::running::{Rules, Running};
 use crate::denylists::subscription::{Fetched, Subscription};
 use crate::denylists::{keeper, local};
+use crate::line_file;
 use crate::supervision::Supervisor;
 use config::{ListSetting, ListSource, PolicyMode, PolicySettings};
 use content::denylist::{List, Matcher, PathPattern, Rule, Source, Target};
@@ -20,6 +22,8 @@ use std::time::{Duration, SystemTime};
 const FOLDER: &str = "denylists";
 /// The ID of the local list.
 pub const LOCAL: &str = "local";
+/// The ID of the list of the site.
+pub const SITE: &str = "site";
 /// The ID of the rules in `policy.deny`.
 pub const SETTINGS: &str = "settings";
 
@@ -35,12 +39,31 @@ pub struct StartError {
     pub reason: String,
 }
 
+/// Why the rules could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// Reading or writing the list failed.
+    #[error("{0}")]
+    List(String),
+    /// The list of the site could not be changed.
+    #[error(transparent)]
+    Site(#[from] ControlLogError),
+}
+
+impl From<String> for ChangeError {
+    fn from(reason: String) -> Self {
+        Self::List(reason)
+    }
+}
+
 /// Called when the rules have changed, to invalidate what was cached under the former rules.
 type OnChange = Box<dyn Fn() + Send + Sync>;
 
 /// All lists. Shared by the update tasks and the admin API.
 pub struct Lists {
     running: Arc<Running>,
+    /// The rules of the site, if the gateway belongs to one.
+    site: Option<Arc<ControlLog>>,
     /// In order of precedence, the lowest first.
     entries: Vec<Arc<ListEntry>>,
     mode: PolicyMode,
@@ -61,12 +84,24 @@ pub enum ListKind {
     Subscription(Subscription),
     /// The file that the admin API writes.
     Local,
+    /// The copy of the rules of the site, which the admin API of every gateway changes.
+    Site,
+}
+
+/// The list of a site, which is in force after the local one.
+enum OfSite {
+    /// There is none.
+    None,
+    /// The last copy, if there is one.
+    Copy,
+    /// That of a running gateway.
+    Shared(Arc<ControlLog>),
 }
 
 /// A list.
 #[derive(Debug)]
 pub struct ListEntry {
-    /// Its ID: the file or URL in the settings, or [`LOCAL`].
+    /// Its ID: the file or URL in the settings, [`LOCAL`] or [`SITE`].
     pub id: Arc<str>,
     /// Its source.
     pub kind: ListKind,
@@ -138,18 +173,40 @@ impl Lists {
     /// [`StartError`] about a file that does not exist or is not a list: the gateway does not start without configured
     /// rules. A subscription that was never fetched is not waited for.
     pub async fn open(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
-        Self::open_as(settings, data_dir, true).await
+        Self::open_as(settings, data_dir, true, OfSite::None).await
     }
 
-    /// Like [`Self::open`], for a command that runs without a gateway: creates nothing.
+    /// Like [`Self::open`], for a gateway of a site.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub async fn open_read_only(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
-        Self::open_as(settings, data_dir, false).await
+    pub async fn open_in_site(
+        settings: &PolicySettings,
+        data_dir: &Path,
+        site: Arc<ControlLog>,
+    ) -> Result<Arc<Self>, StartError> {
+        Self::open_as(settings, data_dir, true, OfSite::Shared(site)).await
     }
 
-    async fn open_as(settings: &PolicySettings, data_dir: &Path, creates: bool) -> Result<Arc<Self>, StartError> {
+    /// Like [`Self::open`], for a command that runs without a gateway: creates nothing. `is_in_site`: the rules of the
+    /// site are in force as the gateway has last copied them.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_read_only(
+        settings: &PolicySettings,
+        data_dir: &Path,
+        is_in_site: bool,
+    ) -> Result<Arc<Self>, StartError> {
+        Self::open_as(settings, data_dir, false, if is_in_site { OfSite::Copy } else { OfSite::None }).await
+    }
+
+    async fn open_as(
+        settings: &PolicySettings,
+        data_dir: &Path,
+        creates: bool,
+        site: OfSite,
+    ) -> Result<Arc<Self>, StartError> {
         let dir = data_dir.join(FOLDER);
         let unusable = |place: &Path, error: &dyn std::fmt::Display| StartError {
             setting: "data_dir",
@@ -176,12 +233,22 @@ impl Lists {
             let id = LOCAL.into();
             entries.push(Arc::new(ListEntry::new(id, ListKind::Local, false, Verdict::Gone, local)));
         }
+        let copy = control_log::rules_path(data_dir);
+        let (is_there, site) = match site {
+            OfSite::None => (false, None),
+            OfSite::Copy => (copy.try_exists().map_err(|error| unusable(&copy, &error))?, None),
+            OfSite::Shared(site) => (true, Some(site)),
+        };
+        if is_there {
+            entries.push(Arc::new(ListEntry::new(SITE.into(), ListKind::Site, false, Verdict::Gone, copy)));
+        }
         let denied = settings.deny.iter().map(|cid| {
             let path = PathPattern::default();
             Rule::deny(Target::Content { hash: *cid.hash(), path })
         });
         let lists = Arc::new(Self {
             running: Arc::default(),
+            site,
             entries,
             mode: settings.mode,
             denied: List::of(denied),
@@ -199,8 +266,12 @@ impl Lists {
                     // The source was not requested yet, so this is not a failure.
                     entry.change(|state| state.error = Some(reason));
                 }
-                (ListKind::File | ListKind::Local, Err(reason)) => {
-                    let setting = if entry.allows { "policy.allowlists" } else { "policy.denylists" };
+                (kind, Err(reason)) => {
+                    let setting = match kind {
+                        ListKind::Site => "data_dir",
+                        _ if entry.allows => "policy.allowlists",
+                        _ => "policy.denylists",
+                    };
                     return Err(StartError { setting, place: entry.file.display().to_string(), reason });
                 }
             }
@@ -271,6 +342,16 @@ impl Lists {
     /// The local list.
     pub fn local(&self) -> Option<&Arc<ListEntry>> {
         self.entry(LOCAL)
+    }
+
+    /// The rules of the site, if the gateway belongs to one.
+    pub fn site(&self) -> Option<&Arc<ControlLog>> {
+        self.site.as_ref()
+    }
+
+    /// The list that the admin API changes: the local one, or that of the site.
+    fn changed_list(&self) -> Option<&Arc<ListEntry>> {
+        self.entry(if self.site.is_some() { SITE } else { LOCAL })
     }
 
     /// Registers a callback, which is called after changed rules are in force.
@@ -366,26 +447,60 @@ impl Lists {
         self.watchers().iter().for_each(|watcher| watcher());
     }
 
-    /// Adds lines to the local list. They are on the disk and in force when this returns.
+    /// Adds lines to the local list or, in a site, to that of the site. They are on the disk and in force when this
+    /// returns.
     ///
     /// # Errors
     /// The error. None of the lines is in force then.
-    pub async fn add(&self, lines: Vec<String>) -> Result<(), String> {
-        self.change_local(move |path| local::append(path, &lines)).await
+    pub async fn add(&self, lines: Vec<String>) -> Result<(), ChangeError> {
+        let Some(site) = &self.site else {
+            return Ok(self.change_local(move |path| line_file::append(path, &lines)).await?);
+        };
+        site.add_rules(&lines).await?;
+        Ok(self.reread_site().await?)
     }
 
-    /// Removes rules from the local list, with those that were added for the blocks below (`deep`). Returns the number
-    /// of removed rules. They are no longer in force when this returns.
+    /// Removes rules from the local list and, in a site, from that of the site, with those that were added for the
+    /// blocks below (`deep`). Returns the number of removed rules. They are no longer in force when this returns.
     ///
     /// # Errors
     /// The error.
-    pub async fn remove(&self, rule: Rule) -> Result<u64, String> {
+    pub async fn remove(&self, rule: Rule) -> Result<u64, ChangeError> {
         let takedown = takedown_id(&rule.target);
         let is_meant = move |other: &Rule| {
             other.allows == rule.allows
                 && (other.target == rule.target || other.hint(TAKEDOWN_HINT).is_some_and(|hint| hint == takedown))
         };
-        self.change_local(move |path| local::remove(path, is_meant)).await
+        let is_meant: Arc<dyn Fn(&Rule) -> bool + Send + Sync> = Arc::new(is_meant);
+        let mut removed = 0;
+        if let Some(site) = &self.site {
+            removed = site.remove_rules(Arc::clone(&is_meant)).await?;
+            self.reread_site().await?;
+        }
+        Ok(removed + self.change_local(move |path| local::remove(path, |rule| is_meant(rule))).await?)
+    }
+
+    /// Checks the rules of the site now, and puts them in force if they have changed, or anyway.
+    ///
+    /// # Errors
+    /// Why the list could not be read. Its former rules stay in force.
+    pub async fn look_at_site(&self, anyway: bool) -> Result<(), String> {
+        match self.entry(SITE) {
+            Some(entry) if !anyway => self.look(entry).await,
+            _ => self.reread_site().await,
+        }
+    }
+
+    /// Reads the rules of the site, and puts them in force.
+    ///
+    /// # Errors
+    /// Why the list could not be read. Its former rules stay in force.
+    pub async fn reread_site(&self) -> Result<(), String> {
+        let Some(entry) = self.entry(SITE) else { return Ok(()) };
+        self.read(entry).await?;
+        // Also if another task has read it, which may not have put it in force yet.
+        self.swap();
+        Ok(())
     }
 
     async fn change_local<T: Send + 'static>(
@@ -403,13 +518,13 @@ impl Lists {
         Ok(changed)
     }
 
-    /// The rules of the local list after a line, at most `max`.
+    /// The rules of the local list or, in a site, of that of the site, after a line, at most `max`.
     ///
     /// # Errors
     /// The error of the file system.
     pub async fn local_rules(&self, after: u64, max: usize) -> Result<Vec<LocalRule>, String> {
-        let Some(local) = self.local() else { return Ok(Vec::new()) };
-        let file = local.file.clone();
+        let Some(list) = self.changed_list() else { return Ok(Vec::new()) };
+        let file = list.file.clone();
         let read = tokio::task::spawn_blocking(move || local::rules(&file, after, max)).await;
         read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }

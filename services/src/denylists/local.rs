@@ -1,15 +1,15 @@
 //! The local list, which the admin API writes: `DATA_DIR/denylists/local.deny`, a list in the common format, which the
 //! operator may also edit or copy.
 //!
+//! In a site, rules are added to the list of the site instead ([`crate::control_log`]).
+//!
 //! Adding a rule appends and syncs a line; removing one replaces the file atomically. A line that a power failure left
 //! incomplete is not a rule, and is terminated before anything is appended.
 
 use content::denylist::Rule;
 use p2p_bridge::durable;
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The header of a new list.
@@ -32,36 +32,6 @@ pub fn ensure(path: &Path) -> io::Result<()> {
         durable::create_folder(dir)?;
     }
     if path.try_exists()? { Ok(()) } else { durable::write(path, HEADER.as_bytes()) }
-}
-
-/// Appends lines. They are on the disk when this returns; if it fails, none of them is a rule.
-///
-/// # Errors
-/// The error of the file system.
-pub fn append(path: &Path, lines: &[String]) -> io::Result<()> {
-    let mut file = OpenOptions::new().read(true).append(true).mode(0o600).open(path)?;
-    let before = file.metadata()?.len();
-    let mut text = String::new();
-    if before > 0 && !ends_a_line(&mut file)? {
-        text.push('\n');
-    }
-    for line in lines {
-        text.push_str(line);
-        text.push('\n');
-    }
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-    if written.is_err() {
-        // Best effort: repeated lines do no harm.
-        _ = file.set_len(before);
-    }
-    written
-}
-
-fn ends_a_line(file: &mut File) -> io::Result<bool> {
-    file.seek(SeekFrom::End(-1))?;
-    let mut last = [0];
-    file.read_exact(&mut last)?;
-    Ok(last == *b"\n")
 }
 
 /// Removes the rules that match, and returns their number. The change is on the disk when this returns.
@@ -120,6 +90,9 @@ pub fn rules(path: &Path, after: u64, max: usize) -> io::Result<Vec<LocalRule>> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::line_file::append;
+    use std::fs::File;
+    use std::io::Write as _;
 
     fn lines(text: &[&str]) -> Vec<String> {
         text.iter().map(|line| (*line).to_owned()).collect()

@@ -9,19 +9,24 @@
 //! | `deleted_links` | the links of deleted blocks, for later deep take-downs |
 //! | [`subscription`] | lists that are fetched over HTTP |
 //! | `keeper` | tasks that keep lists up to date |
+//! | [`obedience`] | in a site: the rules that other gateways add and remove |
 //! | [`takedown`] | take-downs: a rule in force, and the content deleted |
 //! | [`views`] | API views of lists, rules and decisions |
 //!
 //! Goals: a rule is on the disk and in force before the request is answered; a failing source leaves the list
 //! unchanged; reading lists does not block requests; the operator can find out which line of which list decided.
 //!
-//! Non-goals: the semantics of rules ([`content::denylist`]); informing other gateways.
+//! Non-goals: the semantics of rules ([`content::denylist`]); what the gateways of a site agree on
+//! ([`crate::control_log`]).
 //!
 //! # Precedence
 //!
-//! The lists of `policy.denylists` in their order, then the local list, then `policy.deny`: the last one with a
-//! matching rule decides. So a rule or an exception that the operator adds through the API overrides all lists, and
-//! nothing overrides `policy.deny`.
+//! The lists of `policy.denylists` in their order, then the local list, then in a site that of the site, then
+//! `policy.deny`: the last one with a matching rule decides. So a rule or an exception that the operator adds through
+//! the API overrides all lists, and nothing overrides `policy.deny`.
+//!
+//! In a site, the API changes the list of the site. The local list is then the operator's own of that one gateway: the
+//! API only removes rules from it.
 //!
 //! # Allowlists (`policy.mode = "allow"`)
 //!
@@ -35,6 +40,7 @@ mod deleted_links;
 mod keeper;
 pub mod lists;
 pub mod local;
+pub mod obedience;
 mod reader;
 pub mod running;
 pub mod served;

@@ -12,6 +12,8 @@
 //! * A path or a name is withheld as such. Its blocks may belong to other content too; those of a path are deleted only
 //!   with `deep`.
 //!
+//! In a site, the rule is one of the site, and the other gateways obey it as well ([`crate::denylists::obedience`]).
+//!
 //! Removing a rule also removes those that `deep` added for it, which have a hint with the take-down.
 //!
 //! Pin requests for withheld content fail, of all tokens, so that it is not fetched again.
@@ -26,9 +28,10 @@
 //! The bytes of a deleted block stay on the disk until compaction overwrites them, but cannot be read through the
 //! gateway.
 
+use crate::control_log::ControlLogError;
 use crate::denylists::Refused;
 use crate::denylists::deleted_links;
-use crate::denylists::lists::{ListEntry, Lists, TAKEDOWN_HINT, takedown_id};
+use crate::denylists::lists::{ChangeError, ListEntry, Lists, TAKEDOWN_HINT, takedown_id};
 use crate::front_caches::{Caches, PURGED_BLOCKS_MAX};
 use crate::pinning::Pins;
 use crate::subject::Subject;
@@ -56,7 +59,7 @@ const RULES_BATCH: usize = 4096;
 pub struct Control {
     /// All lists.
     pub lists: Arc<Lists>,
-    tiers: Tiers,
+    pub(super) tiers: Tiers,
     /// Serialises changes.
     changing: Mutex<()>,
     /// The pin service, whose requests fail.
@@ -135,9 +138,21 @@ pub enum ControlError {
     /// Reading or writing the list failed.
     #[error("{0}")]
     List(String),
+    /// The rules of the site could not be changed.
+    #[error(transparent)]
+    Site(#[from] ControlLogError),
     /// Deleting withheld content failed.
     #[error("the rule is in force, but deleting the withheld content failed: {0}")]
     Store(#[from] StoreError),
+}
+
+impl From<ChangeError> for ControlError {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            ChangeError::List(reason) => Self::List(reason),
+            ChangeError::Site(error) => Self::Site(error),
+        }
+    }
 }
 
 /// A decision on a subject.
@@ -259,12 +274,17 @@ impl Control {
         let is_kept = !order.deep && !order.double_hash && !order.rule.allows;
         let subject = order.subject.as_ref().filter(|subject| is_kept && subject.segments.is_empty())?;
         let Root::Cid(cid) = &subject.root else { return None };
+        Some((*cid, self.links(cid).await?))
+    }
+
+    /// The links of a stored block, if it has any.
+    pub(super) async fn links(&self, cid: &Cid) -> Option<Vec<Cid>> {
         let block = LocalBlocks { tiers: self.tiers.clone() }.get(cid).await.ok()?;
-        Some((*cid, dag::links(&block).ok()?)).filter(|(_, links)| !links.is_empty())
+        dag::links(&block).ok().filter(|links| !links.is_empty())
     }
 
     /// Keeps the links of a block that is about to be deleted. If that fails, the take-down goes on.
-    async fn keep_links(&self, block: Cid, links: Vec<Cid>) {
+    pub(super) async fn keep_links(&self, block: Cid, links: Vec<Cid>) {
         let Some(path) = self.deleted_links_path() else { return };
         let writing = tokio::task::spawn_blocking(move || deleted_links::append(&path, &block, &links)).await;
         if let Ok(Err(error)) = writing {
@@ -328,7 +348,7 @@ impl Control {
         }
     }
 
-    fn is_refused(&self, cid: &Cid) -> bool {
+    pub(super) fn is_refused(&self, cid: &Cid) -> bool {
         self.lists.running().find_block(cid).is_some_and(|hit| hit.verdict != Verdict::Allow)
     }
 
@@ -347,7 +367,7 @@ impl Control {
     }
 
     async fn write(&self, lines: Vec<String>) -> Result<(), ControlError> {
-        self.lists.add(lines).await.map_err(ControlError::List)
+        Ok(self.lists.add(lines).await?)
     }
 
     /// Deletes blocks from every tier, even if they are pinned.
@@ -433,10 +453,10 @@ impl Control {
     /// when it is requested.
     ///
     /// # Errors
-    /// [`ControlError::List`].
+    /// [`ControlError::List`] and [`ControlError::Site`].
     pub async fn remove(&self, rule: Rule) -> Result<u64, ControlError> {
         let _changing = self.begin().await;
-        self.lists.remove(rule).await.map_err(ControlError::List)
+        Ok(self.lists.remove(rule).await?)
     }
 
     /// The decisions on a subject at each step that can be resolved locally, in order. Names are not looked up.

@@ -1,4 +1,10 @@
 //! Tests of lists and take-downs with real files, a real store and a real HTTP server.
+//!
+//! | module | tests |
+//! |---|---|
+//! | `site` | gateways of a site, which obey the rules of each other |
+
+mod site;
 
 use crate::audit::AuditLog;
 use crate::denylists::lists::{ListState, Lists};
@@ -312,8 +318,11 @@ struct World {
 }
 
 async fn world(dir: &Path) -> World {
+    world_of(Lists::open(&PolicySettings::default(), dir).await.expect("opens")).await
+}
+
+async fn world_of(lists: Arc<Lists>) -> World {
     let store = memory::open(&MemoryOptions::default()).expect("opens");
-    let lists = Lists::open(&PolicySettings::default(), dir).await.expect("opens");
     let metrics = TierMetrics::register(&mut Registry::default());
     let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(&store), Arc::clone(lists.running()) as _, metrics);
     let leaves: Vec<Block> = (0..3).map(|n| block(&format!("leaf {n}"))).collect();

@@ -29,6 +29,7 @@ pub fn list(entry: &ListEntry) -> ListView {
             ListKind::File => "file",
             ListKind::Subscription(_) => "subscription",
             ListKind::Local => "local",
+            ListKind::Site => "site",
         }
         .to_owned(),
         allows: entry.allows,
@@ -71,7 +72,7 @@ pub fn added(line: String, done: &Done) -> AddedView {
     }
 }
 
-/// The view of a rule of the local list.
+/// The view of a rule of the local list, or of that of the site.
 pub fn rule(listed: &LocalRule) -> RuleView {
     let LocalRule { line, rule, .. } = listed;
     RuleView {

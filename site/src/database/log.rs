@@ -1,4 +1,5 @@
-//! [`DatabaseLog`]: the log of changes of metadata records, in the database of a site.
+//! [`DatabaseLog`]: a log of changes of metadata records, in the database of a site, which has two of them
+//! ([`LogKind`]).
 //!
 //! Goals: an append is one statement, which is one transaction and one round trip; it moves the log only from the entry
 //! that the caller knows, so that of appends at the same time one succeeds and the others learn of it; after a failover
@@ -54,7 +55,34 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Record = (Vec<u8>, Vec<u8>);
 
-/// The statements, with the name of the schema.
+/// Which of the logs of a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogKind {
+    /// The log of pin metadata.
+    Pins,
+    /// The log of the rules and tokens that all gateways obey.
+    Control,
+}
+
+impl LogKind {
+    /// The name of its channel of notifications, in the schema.
+    fn channel(self) -> &'static str {
+        match self {
+            Self::Pins => "log",
+            Self::Control => "control",
+        }
+    }
+
+    /// The tables of its head, its entries and its records.
+    fn tables(self) -> [&'static str; 3] {
+        match self {
+            Self::Pins => ["log_head", "log_entry", "record"],
+            Self::Control => ["control_head", "control_entry", "control_record"],
+        }
+    }
+}
+
+/// The statements, with the names of the schema and the tables.
 #[derive(Debug)]
 struct Statements {
     append: String,
@@ -66,7 +94,8 @@ struct Statements {
 }
 
 impl Statements {
-    fn of(schema: &str) -> Self {
+    fn of(schema: &str, kind: LogKind) -> Self {
+        let [head, entry, record] = kind.tables().map(|table| format!("\"{schema}\".{table}"));
         Self {
             // $1, $2: the position and tag of the latest entry; $3: the new tag; $4: the session; $5, $6, $7: the
             // changes, with their size.
@@ -76,21 +105,21 @@ impl Statements {
             // head. The last change of a record counts, since a statement can change a row once.
             append: format!(
                 "WITH head AS (
-                    UPDATE \"{schema}\".log_head SET position = position + 1, tag = $3
+                    UPDATE {head} SET position = position + 1, tag = $3
                     WHERE position = $1 AND tag = $2 AND current_setting('causeway.session', true) = $4
                     RETURNING position
                 ), entry AS (
-                    INSERT INTO \"{schema}\".log_entry (position, tag, previous, bytes, keys, contents)
+                    INSERT INTO {entry} (position, tag, previous, bytes, keys, contents)
                     SELECT position, $3, $2, $5, $6, $7 FROM head
                 ), final AS (
                     SELECT DISTINCT ON (key) key, content
                     FROM unnest($6::bytea[], $7::bytea[]) WITH ORDINALITY AS change (key, content, number)
                     ORDER BY key, number DESC
                 ), removed AS (
-                    DELETE FROM \"{schema}\".record USING head, final
+                    DELETE FROM {record} AS record USING head, final
                     WHERE record.key = final.key AND final.content IS NULL
                 ), written AS (
-                    INSERT INTO \"{schema}\".record (key, content)
+                    INSERT INTO {record} (key, content)
                     SELECT final.key, final.content FROM head, final WHERE final.content IS NOT NULL
                     ON CONFLICT (key) DO UPDATE SET content = excluded.content
                 )
@@ -100,21 +129,21 @@ impl Statements {
             after: format!(
                 "SELECT head.position, head.tag, coalesce(current_setting('causeway.session', true) = $4, false),
                     {READ_ONLY}, entry.position, entry.tag, entry.previous, entry.keys, entry.contents
-                FROM \"{schema}\".log_head AS head LEFT JOIN LATERAL (
+                FROM {head} AS head LEFT JOIN LATERAL (
                     SELECT * FROM (
                         SELECT *, sum(bytes) OVER (ORDER BY position) - bytes AS bytes_before FROM (
-                            SELECT * FROM \"{schema}\".log_entry WHERE position > $1 ORDER BY position LIMIT $2
+                            SELECT * FROM {entry} WHERE position > $1 ORDER BY position LIMIT $2
                         ) AS following
                     ) AS sized WHERE bytes_before < $3 OR bytes_before = 0
                 ) AS entry ON true
                 ORDER BY entry.position"
             ),
-            head: format!("SELECT position, tag, {READ_ONLY} FROM \"{schema}\".log_head"),
-            first_page: format!("SELECT key, content FROM \"{schema}\".record ORDER BY key LIMIT $1"),
-            next_page: format!("SELECT key, content FROM \"{schema}\".record WHERE key > $2 ORDER BY key LIMIT $1"),
+            head: format!("SELECT position, tag, {READ_ONLY} FROM {head}"),
+            first_page: format!("SELECT key, content FROM {record} ORDER BY key LIMIT $1"),
+            next_page: format!("SELECT key, content FROM {record} WHERE key > $2 ORDER BY key LIMIT $1"),
             trim: format!(
-                "DELETE FROM \"{schema}\".log_entry WHERE position IN (
-                    SELECT position FROM \"{schema}\".log_entry WHERE position <= $1 ORDER BY position LIMIT $2
+                "DELETE FROM {entry} WHERE position IN (
+                    SELECT position FROM {entry} WHERE position <= $1 ORDER BY position LIMIT $2
                 )"
             ),
         }
@@ -129,9 +158,11 @@ const IS_READ_ONLY: &str = "it accepts no changes";
 const IS_POOLED: &str = "a connection pooler runs the statements of one connection in several sessions: \
     set it to session pooling (PgBouncer: pool_mode = session), or connect to the server itself";
 
-/// How much a log keeps.
+/// Which log it is, and how much it keeps.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
+    /// Which log.
+    pub kind: LogKind,
     /// The number of entries that are kept for gateways that are behind. One that is further behind reads all records
     /// again.
     pub entries_kept: u32,
@@ -139,11 +170,18 @@ pub struct LogOptions {
 
 impl Default for LogOptions {
     fn default() -> Self {
-        Self { entries_kept: 65_536 }
+        Self { kind: LogKind::Pins, entries_kept: 65_536 }
     }
 }
 
-/// The log of a site. Each gateway opens its own.
+impl LogOptions {
+    /// Those of the log of rules and tokens. Its changes are rare, and an entry of a deep take-down is large.
+    pub fn control() -> Self {
+        Self { kind: LogKind::Control, entries_kept: 1_024 }
+    }
+}
+
+/// A log of a site. Each gateway opens its own.
 #[derive(Debug)]
 pub struct DatabaseLog {
     appending: Arc<Appending>,
@@ -162,14 +200,14 @@ struct Appending {
 }
 
 impl DatabaseLog {
-    /// Opens the log of a site, and creates it if there is none.
+    /// Opens a log of a site, and creates the tables if there are none.
     ///
     /// # Errors
     /// [`DatabaseError`].
     pub async fn open(database: Database, options: LogOptions) -> Result<Self, DatabaseError> {
         schema::prepare(&database.connect().await?, &database).await?;
-        let statements = Arc::new(Statements::of(database.schema()));
-        let channel = format!("{}.log", database.schema());
+        let statements = Arc::new(Statements::of(database.schema(), options.kind));
+        let channel = format!("{}.{}", database.schema(), options.kind.channel());
         let (hints, latest) = watch::channel(LogPosition::default());
         let listener = Listener { database: database.clone(), statements: Arc::clone(&statements), hints };
         let listening = tokio::spawn(listener.listen(channel.clone()));

@@ -6,6 +6,7 @@
 //! | `log_head` | the number and tag of the latest entry of the log (one row) |
 //! | `log_entry` | each of the latest entries: the keys that it has changed, and their contents; null: removed |
 //! | `record` | each record as of the latest entry |
+//! | `control_head`, `control_entry`, `control_record` | the same of the log of the site's rules and tokens |
 //! | `claim` | each root that a gateway works on, or whose work a gateway has left behind |
 //! | `site` | what tells these tables from others of the same name, and whether the storage is marked with it (one row) |
 //! | `gateway` | each gateway, with its lease |
@@ -23,7 +24,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 /// The statements that bring the tables from each version to the next. A released one never changes.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     "
     CREATE TABLE log_head (
         single boolean PRIMARY KEY DEFAULT true CHECK (single),
@@ -254,6 +255,12 @@ const MIGRATIONS: [&str; 2] = [
         RETURN true;
     END
     $$;
+",
+    "
+    CREATE TABLE control_head (LIKE log_head INCLUDING ALL) WITH (fillfactor = 10);
+    INSERT INTO control_head (position, tag) VALUES (0, 0);
+    CREATE TABLE control_entry (LIKE log_entry INCLUDING ALL);
+    CREATE TABLE control_record (LIKE record INCLUDING ALL);
 ",
 ];
 /// Migrations last as long as they need, and other gateways wait for them.

@@ -1,13 +1,19 @@
 //! The contract of a log of metadata.
 
-use crate::support::{Postgres, open};
+use crate::support::{Postgres, open_with, records};
 use cache::metadata_store::{Appended, Change, LogPosition, MetadataLog, log_suite};
 use site::database::{Database, DatabaseLog, LogOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_log_of_a_site_is_a_log_of_metadata() {
+async fn the_logs_of_a_site_are_logs_of_metadata() {
+    for options in [LogOptions::default(), LogOptions::control()] {
+        check_contract(options).await;
+    }
+}
+
+async fn check_contract(log_options: LogOptions) {
     let server = Postgres::start().await;
     let sites = AtomicUsize::new(0);
     // Each member has connections of its own, as a gateway has.
@@ -16,13 +22,29 @@ async fn the_log_of_a_site_is_a_log_of_metadata() {
         let opening = async {
             let mut logs: Vec<Arc<dyn MetadataLog>> = Vec::new();
             for _ in 0..members {
-                logs.push(Arc::new(open(&options).await));
+                logs.push(Arc::new(open_with(&options, log_options.clone()).await));
             }
             logs
         };
         tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(opening))
     };
     log_suite::check_all(&open_members).await;
+}
+
+/// Neither log of a site has the entries, the records or the notifications of the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_logs_of_a_site_are_independent() {
+    let server = Postgres::start().await;
+    let options = server.options("two");
+    let (pins, control) = (server.open("two").await, open_with(&options, LogOptions::control()).await);
+    let at_pins = appended(&pins, LogPosition::default(), vec![put("key", "a pin")]).await;
+    let at_control = appended(&control, LogPosition::default(), vec![put("key", "a rule")]).await;
+    for (log, position, content) in [(&pins, at_pins, "a pin"), (&control, at_control, "a rule")] {
+        assert_eq!(append(log, position, vec![]).await, Appended::At(position));
+        assert_eq!(records(log), [("key".to_owned(), content.to_owned())]);
+        let latest = log.watch().expect("others may append");
+        crate::support::until("it is notified", async || *latest.borrow() == position).await;
+    }
 }
 
 fn put(key: &str, content: &str) -> Change {
@@ -46,7 +68,8 @@ async fn appended(log: &DatabaseLog, after: LogPosition, changes: Vec<Change>) -
 async fn old_entries_are_removed_and_gateways_that_need_them_read_the_records() {
     let server = Postgres::start().await;
     let database = Database::new(&server.options("trimmed")).expect("the settings are valid");
-    let log = DatabaseLog::open(database, LogOptions { entries_kept: 300 }).await.expect("opens");
+    let log =
+        DatabaseLog::open(database, LogOptions { entries_kept: 300, ..LogOptions::default() }).await.expect("opens");
     let mut positions = vec![LogPosition::default()];
     for _ in 0..1024 {
         positions.push(appended(&log, positions[positions.len() - 1], vec![put("key", "value")]).await);

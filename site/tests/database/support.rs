@@ -208,8 +208,13 @@ impl Drop for Killed {
 
 /// Opens a log with the default options.
 pub async fn open(options: &DatabaseOptions) -> DatabaseLog {
+    open_with(options, LogOptions::default()).await
+}
+
+/// Opens a log.
+pub async fn open_with(options: &DatabaseOptions, log_options: LogOptions) -> DatabaseLog {
     let database = Database::new(options).expect("the settings are valid");
-    DatabaseLog::open(database, LogOptions::default()).await.expect("opens")
+    DatabaseLog::open(database, log_options).await.expect("opens")
 }
 
 /// The records of a log.

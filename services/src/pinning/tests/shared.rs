@@ -7,107 +7,25 @@ use crate::pinning::record::{self, PinChange};
 use crate::pinning::tests::*;
 use crate::pinning::workers::Attempted;
 use crate::pinning::{Meta, QuotaUsage};
-use cache::metadata_store::{Appended, Change, LogPosition, MetadataLog};
+use crate::test_log::Connection;
+pub use crate::test_log::Fault;
+use cache::metadata_store::Change;
 use cache::{PinError, PinState, PinSummary, StoreError};
-use futures::FutureExt as _;
-use futures::future::{BoxFuture, join_all};
+use futures::future::join_all;
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use tokio::sync::{oneshot, watch};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// The latest entries that the log keeps: all of them, some, none.
 const ENTRIES_BYTES_MAX: [usize; 3] = [1 << 20, 600, 0];
 
-/// What becomes of an append.
-#[derive(Debug, Clone, Copy)]
-pub enum Fault {
-    /// It succeeds.
-    None,
-    /// It fails.
-    Fails,
-    /// It succeeds, and the answer is lost.
-    AnswerIsLost,
-}
-
-/// A service's connection to the log. It has the faults that it is given, one for each append of changes.
-#[derive(Debug)]
-pub struct Connection {
-    log: MetadataStore,
-    faults: Mutex<VecDeque<Fault>>,
-    /// Before so many appends of changes, another writer appends.
-    interfering: AtomicUsize,
-    /// How often all records were read.
-    reads: AtomicUsize,
-    /// There are no hints.
-    is_silent: AtomicBool,
-}
-
 impl Connection {
-    pub fn new(log: &MetadataStore) -> Arc<Self> {
-        Arc::new(Self {
-            log: log.clone(),
-            faults: Mutex::default(),
-            interfering: AtomicUsize::new(0),
-            reads: AtomicUsize::new(0),
-            is_silent: AtomicBool::new(false),
-        })
-    }
-
-    pub fn fail(&self, fault: Fault) {
-        self.faults.lock().expect("a list").push_back(fault);
-    }
-
-    pub fn repair(&self) {
-        self.faults.lock().expect("a list").clear();
-    }
-
-    pub async fn start(self: &Arc<Self>, world: &World) -> Result<Arc<Pins>, StoreError> {
+    pub(super) async fn start(self: &Arc<Self>, world: &World) -> Result<Arc<Pins>, StoreError> {
         let coordination = Coordination { log: Arc::clone(self) as _, claims: Arc::new(SingleService) };
         Pins::alone_with(world.options.clone(), coordination, &world.store).await
-    }
-
-    /// Appends as another service that has records of its own.
-    fn interfere(&self) {
-        let less = |count: usize| count.checked_sub(1);
-        if self.interfering.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
-            self.log.write_now(vec![Change::Put(b"other/1".to_vec(), b"1".to_vec())]).expect("writes");
-        }
-    }
-}
-
-impl MetadataLog for Connection {
-    fn read(&self, visit: &mut dyn FnMut(&[u8], &[u8])) -> Result<LogPosition, StoreError> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.log.read(visit)
-    }
-
-    fn append(&self, after: LogPosition, changes: Vec<Change>) -> BoxFuture<'static, Result<Appended, StoreError>> {
-        let mut fault = Fault::None;
-        if !changes.is_empty() {
-            self.interfere();
-            fault = self.faults.lock().expect("a list").pop_front().unwrap_or(fault);
-        }
-        let append = self.log.append(after, changes);
-        async move {
-            let lost = Err(StoreError::Io("the connection was lost".into()));
-            match fault {
-                Fault::Fails => lost,
-                Fault::AnswerIsLost => append.await.and(lost),
-                Fault::None => append.await,
-            }
-        }
-        .boxed()
-    }
-
-    fn watch(&self) -> Option<watch::Receiver<LogPosition>> {
-        match self.is_silent.load(Ordering::Relaxed) {
-            true => Some(watch::Sender::default().subscribe()),
-            false => self.log.watch(),
-        }
     }
 }
 

@@ -1,0 +1,211 @@
+//! Gateways of a site: each has a store, lists and a data directory of its own, and all have one log.
+
+use super::*;
+use crate::control_log::{ControlLog, ControlLogError};
+use crate::denylists::lists::SITE;
+use crate::denylists::takedown::ControlError;
+use crate::test_log::Connection;
+use cache::{MetadataStore, StoreError};
+use std::sync::atomic::Ordering;
+
+/// A gateway, and its connection to the log.
+struct Gateway {
+    dir: TempDir,
+    connection: Arc<Connection>,
+    site: Arc<ControlLog>,
+    world: World,
+}
+
+impl Gateway {
+    async fn start(log: &MetadataStore) -> Self {
+        Self::start_in(TempDir::new().expect("a folder"), log, &PolicySettings::default()).await
+    }
+
+    async fn start_in(dir: TempDir, log: &MetadataStore, settings: &PolicySettings) -> Self {
+        let connection = Connection::new(log);
+        let site = ControlLog::open(Arc::clone(&connection) as _, dir.path()).await.expect("opens");
+        let lists = Lists::open_in_site(settings, dir.path(), Arc::clone(&site)).await.expect("opens");
+        Self { connection, site, world: world_of(lists).await, dir }
+    }
+
+    async fn obey(&self) {
+        self.world.control.obey(&self.site).await.expect("obeys");
+    }
+
+    async fn take_down(&self, text: &str, deep: bool) {
+        self.world.control.add(order(text, deep, false)).await.expect("is in force");
+    }
+
+    /// The rules that the API lists, without their hints.
+    async fn rules(&self, after: u64, max: usize) -> Vec<(u64, String)> {
+        let rules = self.world.control.lists.local_rules(after, max).await.expect("reads");
+        rules.into_iter().map(|rule| (rule.line, rule.item)).collect()
+    }
+}
+
+fn shared_log() -> MetadataStore {
+    MetadataStore::memory().shared(1 << 20)
+}
+
+#[tokio::test]
+async fn a_take_down_is_obeyed_by_all_gateways_until_it_is_removed() {
+    let log = shared_log();
+    let (one, other) = (Gateway::start(&log).await, Gateway::start(&log).await);
+    let (root, leaves) = (one.world.root, one.world.leaves.clone());
+    one.take_down(&format!("/ipfs/{}", leaves[0]), false).await;
+    one.take_down(&format!("/ipfs/{root}/1.txt"), false).await;
+    other.take_down("/ipns/bad.example", false).await;
+    for gateway in [&one, &other] {
+        gateway.obey().await;
+        assert_eq!(gateway.world.verdict(&leaves[0]), Verdict::Legal);
+        assert!(!gateway.world.holds(&leaves[0]).await, "it is deleted");
+        // A path withholds no block.
+        assert!(gateway.world.holds(&root).await && gateway.world.holds(&leaves[1]).await);
+        assert_eq!(gateway.rules(0, 9).await.len(), 3);
+    }
+    // The links of what one gateway has deleted are kept at the other, for a deep take-down there.
+    one.take_down(&format!("/ipfs/{root}"), false).await;
+    other.obey().await;
+    assert!(!other.world.holds(&root).await && other.world.holds(&leaves[1]).await);
+    other.take_down(&format!("/ipfs/{root}"), true).await;
+    one.obey().await;
+    for gateway in [&one, &other] {
+        for leaf in &leaves {
+            assert!(gateway.world.verdict(leaf) == Verdict::Legal && !gateway.world.holds(leaf).await);
+        }
+    }
+    // A removal concerns what the deep one has added as well.
+    let removed = one.world.control.remove(order(&format!("/ipfs/{root}"), false, false).rule).await;
+    assert!(removed.expect("is removed") >= 4);
+    other.obey().await;
+    for gateway in [&one, &other] {
+        assert_eq!(gateway.world.verdict(&leaves[1]), Verdict::Allow);
+        assert_eq!(gateway.world.verdict(&leaves[0]), Verdict::Legal, "it has a rule of its own");
+        assert_eq!(gateway.rules(0, 9).await.len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn an_exception_of_another_gateway_deletes_nothing() {
+    let log = shared_log();
+    let (one, other) = (Gateway::start(&log).await, Gateway::start(&log).await);
+    let leaf = one.world.leaves[0];
+    let lines = [format!("/ipfs/{leaf}"), format!("!/ipfs/{leaf}")].map(|line| vec![line]);
+    for lines in lines {
+        one.world.control.lists.add(lines).await.expect("adds");
+    }
+    other.obey().await;
+    assert!(other.world.holds(&leaf).await && other.world.verdict(&leaf) == Verdict::Allow);
+}
+
+/// A gateway that was down learns of what happened meanwhile when it starts, and then deletes it.
+#[tokio::test]
+async fn a_start_puts_the_rules_of_the_site_in_force() {
+    let log = shared_log();
+    let (one, other) = (Gateway::start(&log).await, Gateway::start(&log).await);
+    let leaves = one.world.leaves.clone();
+    one.take_down(&format!("/ipfs/{}", leaves[0]), false).await;
+    other.obey().await;
+    let Gateway { dir, .. } = other;
+    one.world.control.remove(order(&format!("/ipfs/{}", leaves[0]), false, false).rule).await.expect("is removed");
+    one.take_down(&format!("/ipfs/{}", leaves[1]), false).await;
+    let other = Gateway::start_in(dir, &log, &PolicySettings::default()).await;
+    let verdicts = leaves.iter().map(|leaf| other.world.verdict(leaf)).collect::<Vec<_>>();
+    assert_eq!(verdicts, [Verdict::Allow, Verdict::Legal, Verdict::Allow]);
+    other.obey().await;
+    assert!(other.world.holds(&leaves[0]).await && !other.world.holds(&leaves[1]).await);
+    // A command has the last copy, if the settings have a site.
+    for (is_in_site, expected) in [(true, Verdict::Legal), (false, Verdict::Allow)] {
+        let lists = Lists::open_read_only(&PolicySettings::default(), other.dir.path(), is_in_site).await;
+        assert_eq!(lists.expect("opens").running().check(&leaves[1]), expected, "{is_in_site}");
+    }
+}
+
+#[tokio::test]
+async fn without_the_database_rules_stay_in_force_and_changes_are_refused() {
+    let log = shared_log();
+    let gateway = Gateway::start(&log).await;
+    let leaves = gateway.world.leaves.clone();
+    gateway.take_down(&format!("/ipfs/{}", leaves[0]), false).await;
+    gateway.connection.is_away.store(true, Ordering::Relaxed);
+    let control = &gateway.world.control;
+    let is_away =
+        |error: ControlError| matches!(error, ControlError::Site(ControlLogError::Log(StoreError::Unavailable { .. })));
+    let added = control.add(order(&format!("/ipfs/{}", leaves[1]), false, false)).await;
+    assert!(added.is_err_and(is_away));
+    let removed = control.remove(order(&format!("/ipfs/{}", leaves[0]), false, false).rule).await;
+    assert!(removed.is_err_and(is_away));
+    control.obey(&gateway.site).await.expect_err("it cannot be asked");
+    assert_eq!(gateway.world.verdict(&leaves[0]), Verdict::Legal);
+    assert!(gateway.world.verdict(&leaves[1]) == Verdict::Allow && gateway.world.holds(&leaves[1]).await);
+    gateway.connection.is_away.store(false, Ordering::Relaxed);
+    gateway.take_down(&format!("/ipfs/{}", leaves[1]), false).await;
+    assert_eq!(gateway.world.verdict(&leaves[1]), Verdict::Legal);
+}
+
+#[tokio::test]
+async fn the_list_of_the_site_takes_precedence_over_the_local_one() {
+    let (log, dir) = (shared_log(), TempDir::new().expect("a folder"));
+    let name = |n: usize| format!("{n}.example");
+    // For each name: the rule of a list of the operator, the local rule, that of the site, that of the settings.
+    let table = [
+        ["/", "", "", ""],
+        ["/", "!", "", ""],
+        ["", "/", "!", ""],
+        ["", "!", "/", ""],
+        ["!", "", "/", ""],
+        ["/", "/", "!", ""],
+    ];
+    let lists = ["own.deny", "denylists/local.deny"];
+    fs::create_dir_all(dir.path().join("denylists")).expect("is ours");
+    let text = |column: usize| -> Vec<String> {
+        let rule = |(n, row): (usize, &[&str; 4])| match row[column] {
+            "" => None,
+            "!" => Some(format!("!/ipns/{}", name(n))),
+            _ => Some(format!("/ipns/{}", name(n))),
+        };
+        table.iter().enumerate().filter_map(rule).collect()
+    };
+    for (column, file) in lists.iter().enumerate() {
+        fs::write(dir.path().join(file), text(column).join("\n")).expect("writes");
+    }
+    let own = list(ListSource::File(dir.path().join("own.deny")));
+    let leaf = *block("leaf 0").cid();
+    let settings = PolicySettings { denylists: vec![own], deny: vec![leaf], ..PolicySettings::default() };
+    let gateway = Gateway::start_in(dir, &log, &settings).await;
+    let lists = &gateway.world.control.lists;
+    lists.add(text(2)).await.expect("adds");
+    lists.add(vec![format!("!/ipfs/{leaf}")]).await.expect("adds");
+    let decided = (0..table.len()).map(|n| {
+        let name = content::Name::parse(&name(n)).expect("a name");
+        lists.running().find_name(&name, "").map(|hit| (hit.list.to_string(), hit.verdict == Verdict::Gone))
+    });
+    let decided: Vec<_> = decided.map(|decided| decided.expect("a rule matches")).collect();
+    let own = gateway.dir.path().join("own.deny").display().to_string();
+    let expected = [(own.as_str(), true), ("local", false), (SITE, false), (SITE, true), (SITE, true), (SITE, false)];
+    assert_eq!(decided, expected.map(|(list, gone)| (list.to_owned(), gone)));
+    assert_eq!(gateway.world.verdict(&leaf), Verdict::Gone, "nothing overrides policy.deny");
+}
+
+#[tokio::test]
+async fn the_rules_of_the_site_are_listed_in_pages_and_local_ones_are_removed_as_well() {
+    let log = shared_log();
+    let dir = TempDir::new().expect("a folder");
+    fs::create_dir_all(dir.path().join("denylists")).expect("is ours");
+    let local = dir.path().join("denylists").join("local.deny");
+    fs::write(&local, "/ipns/b.example\n/ipns/local.example\n").expect("writes");
+    let gateway = Gateway::start_in(dir, &log, &PolicySettings::default()).await;
+    let lists = &gateway.world.control.lists;
+    lists.add(["a", "b", "c"].map(|name| format!("/ipns/{name}.example reason=x")).to_vec()).await.expect("adds");
+    let rule = |line, name: &str| (line, format!("/ipns/{name}.example"));
+    let all = [rule(5, "a"), rule(6, "b"), rule(7, "c")];
+    assert_eq!(gateway.rules(0, 9).await, all);
+    assert_eq!((gateway.rules(0, 2).await, gateway.rules(6, 2).await), (all[..2].to_vec(), all[2..].to_vec()));
+    let remove = async |name: &str| {
+        let rule = Rule::parse(&format!("/ipns/{name}.example")).expect("parses").expect("a rule");
+        lists.remove(rule).await.expect("removes")
+    };
+    assert_eq!((remove("b").await, remove("local").await, remove("b").await), (2, 1, 0));
+    assert_eq!(gateway.rules(0, 9).await, [rule(5, "a"), rule(6, "c")]);
+    assert_eq!(fs::read_to_string(local).expect("reads"), "");
+}

@@ -25,7 +25,9 @@ const PAGE: usize = 1000;
 const HELP: &str = "\
 Rules come from the denylists of policy.denylists, and from the local list, which these commands change and which \
 takes precedence over all others. When \"add\" returns, the rule is in force for HTTP and for peers, and the content \
-that it blocks has been deleted from memory and disk, including pinned content.";
+that it blocks has been deleted from memory and disk, including pinned content.
+
+For a gateway of a site, the commands change the list of the site, which all of its gateways obey within a second.";
 
 const ADD: &str = "\
 WHAT is a CID, a path, an IPNS key or a domain, or the URL of a page at any gateway.
@@ -234,7 +236,7 @@ fn removed_text(rule: &str, removed: u64) -> String {
     let further = removed.saturating_sub(1);
     let more =
         if further == 0 { String::new() } else { format!(", and {} for blocks below it", count(further, "rule")) };
-    format!("removed {rule} from the local list{more}\n")
+    format!("removed {rule} from the list{more}\n")
 }
 
 fn added_text(added: &AddedView) -> String {

@@ -35,7 +35,9 @@ A token authorises what its scopes allow, and nothing else:
   takedown  adding and removing denylist rules
 
 Commands on the gateway's own data folder need no token: they use DATA_DIR/admin.token. With --admin, only the \
-operator's own token can create and revoke tokens.";
+operator's own token can create and revoke tokens.
+
+The tokens of a gateway of a site are valid at all of its gateways: the commands change them in the site's database.";
 
 const CREATE: &str = "\
 Examples:

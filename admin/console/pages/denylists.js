@@ -69,7 +69,7 @@ function stateOf({ error, failures, fetching_bytes, cut_off, malformed }) {
   return badge("In force", "ok");
 }
 
-const KINDS = { file: "File", subscription: "Subscription", local: "Local list" };
+const KINDS = { file: "File", subscription: "Subscription", local: "Local list", site: "List of the site" };
 
 function listDetails(list) {
   const reported = list.reported.map(({ line, error }) => h("li", {}, `Line ${line}: ${error}`));
@@ -130,7 +130,7 @@ function added(view) {
   const roots = unpinned.slice(0, PAGE).map((root) => h("li", {}, h("code", {}, root)));
   const warning = (text) => h("p", { class: "notice warning" }, text);
   return [
-    h("p", { class: "notice ok" }, view.added ? "The rule is in force, on the public listener and for peers." : "The local list already had this rule."),
+    h("p", { class: "notice ok" }, view.added ? "The rule is in force, on the public listener and for peers." : "The list already had this rule."),
     h("p", {}, h("code", {}, rule)),
     facts([
       (deep_rules > 0 || !complete) && ["Rules for blocks below it", count(deep_rules)],
@@ -255,7 +255,7 @@ function localCard(context, changed) {
 
   function list(isWhole) {
     const { search } = filter.values;
-    rows.show(rules, search === "" ? "The local list has no rules. A take-down adds one." : "No rule matches the search.");
+    rows.show(rules, search === "" ? "The list has no rules. A take-down adds one." : "No rule matches the search.");
     more.hidden = search !== "" || next === null;
     const number = plural(rules.length, "rule");
     if (search !== "") fill(found, `${number} found${isWhole ? "" : "; there may be more. Search for a longer text"}.`);
@@ -308,13 +308,14 @@ function localCard(context, changed) {
     const text = `All lines for ${item} are removed, and the rules that “deep” added for the blocks below it. ${effect}`;
     if (!(await confirm("Remove this rule?", text, "Remove"))) return;
     const { removed } = await call("DELETE", withQuery("/api/v1/denylists/local/rules", { rule }), { signal });
-    toast(`${plural(removed, "line was", "lines were")} removed from the local list.`);
+    toast(`${plural(removed, "line was", "lines were")} removed from the list.`);
     load();
     changed();
   }
 
   load();
-  const element = card("Rules of the local list", filter, found, rows, h("div", { class: "pager" }, h("span", {}), more));
+  const ofSite = h("p", { class: "muted" }, "For a gateway of a site, these are the rules of the site, which all of its gateways obey.");
+  const element = card("Rules of the local list", ofSite, filter, found, rows, h("div", { class: "pager" }, h("span", {}), more));
   return Object.assign(element, { load });
 }
 

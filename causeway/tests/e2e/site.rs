@@ -73,6 +73,59 @@ async fn until_unknown(node: &Causeway, id: &str) {
     eventually("the pin is removed", TIMEOUT, is_unknown).await;
 }
 
+/// Takes a block down: the status, and whether there is a `Retry-After`.
+async fn take_down(node: &Causeway, cid: &str) -> (u16, bool) {
+    let request = client().post(format!("{}/api/v1/denylists/local/rules", node.admin_url())).bearer_auth(TOKEN);
+    let response = request.body(json!({ "cid": cid }).to_string()).send().await.expect("is answered");
+    (response.status().as_u16(), response.headers().contains_key("retry-after"))
+}
+
+async fn remove_rule(node: &Causeway, cid: &str) -> (u16, Value) {
+    node.admin("DELETE", &format!("/api/v1/denylists/local/rules?rule=/ipfs/{cid}"), None).await
+}
+
+async fn until_status(node: &Causeway, cid: &str, expected: u16) {
+    eventually("the rule is obeyed", TIMEOUT, async || {
+        let status = node.get(&format!("/ipfs/{cid}")).await.status;
+        if status == expected { Ok(()) } else { Err(status) }
+    })
+    .await;
+}
+
+/// Waits for the status of a request that is answered with stored blocks only: 200, or 412 without.
+async fn until_stored(node: &Causeway, cid: &str, expected: u16) {
+    eventually("it is stored, or is not", TIMEOUT, async || {
+        let request = client().get(node.url(&format!("/ipfs/{cid}"))).header("cache-control", "only-if-cached");
+        let status = request.send().await.expect("is answered").status().as_u16();
+        if status == expected { Ok(()) } else { Err(status) }
+    })
+    .await;
+}
+
+/// Creates a token: the status, and the token.
+async fn create_token(node: &Causeway, terms: Value) -> (u16, String) {
+    let (status, created) = node.admin("POST", "/api/v1/tokens", Some(&terms.to_string())).await;
+    (status, created["token"].as_str().unwrap_or_default().to_owned())
+}
+
+/// The status of a request with a token.
+async fn token_status(node: &Causeway, token: &str) -> u16 {
+    let request = client().get(format!("{}/api/v1/token", node.admin_url())).bearer_auth(token);
+    request.send().await.expect("is answered").status().as_u16()
+}
+
+/// Waits until a gateway has learned of a token, or of its end. Wrong tokens are rate limited, so that it is sent once.
+async fn until_token(node: &Causeway, token: &str, expected: u16) {
+    let id = token.split('_').nth(1).expect("an ID");
+    eventually("the token is known, or is revoked", TIMEOUT, async || {
+        let (_, listed) = node.admin("GET", "/api/v1/tokens", None).await;
+        let is_listed = listed["tokens"].as_array().is_some_and(|tokens| tokens.iter().any(|token| token["id"] == id));
+        if is_listed == (expected == 200) { Ok(()) } else { Err(listed.to_string()) }
+    })
+    .await;
+    assert_eq!(token_status(node, token).await, expected);
+}
+
 /// One gateway stores, is killed, and loses its disk; others read, list and remove.
 async fn check_that_gateways_are_one(gateway: impl Fn(&Path) -> Launch) {
     let dirs = [folder(), folder(), folder()];
@@ -171,7 +224,12 @@ async fn without_the_database_content_is_served_and_nothing_is_acknowledged() {
     let content = Noise::bytes(53, 600_000);
     let (cid, id) = upload(&one, &content).await.expect("is stored");
     until_pinned(&other, &id).await;
-    let (withheld, _) = upload(&one, b"to be taken down").await.expect("is stored");
+    let (withheld, _) = upload(&one, b"was taken down").await.expect("is stored");
+    assert_eq!(take_down(&one, &withheld).await, (201, false));
+    until_status(&other, &withheld, 410).await;
+    let (kept, _) = upload(&one, b"to be taken down").await.expect("is stored");
+    let (_, token) = create_token(&other, json!({ "name": "early", "scopes": ["read"] })).await;
+    until_token(&one, &token, 200).await;
     site.database.stop();
     one.expect(&format!("/ipfs/{cid}"), &content).await;
     other.expect(&format!("/ipfs/{cid}"), &content).await;
@@ -179,17 +237,111 @@ async fn without_the_database_content_is_served_and_nothing_is_acknowledged() {
         assert_eq!(node.get("/readyz").await.status, 200, "it serves");
         until_pinned(node, &id).await;
     }
-    // A take-down is in force at once, and says that it is not complete.
-    let rule = json!({ "cid": withheld }).to_string();
-    let (status, answer) = one.admin("POST", "/api/v1/denylists/local/rules", Some(&rule)).await;
-    assert_eq!(status, 503, "{answer}");
-    assert_eq!(one.get(&format!("/ipfs/{withheld}")).await.status, 410);
+    // What is in force stays so, and changes are refused.
+    for node in [&one, &other] {
+        assert_eq!(take_down(node, &kept).await, (503, true));
+        assert_eq!(remove_rule(node, &withheld).await.0, 503);
+        assert_eq!(create_token(node, json!({ "name": "late", "scopes": ["read"] })).await.0, 503);
+        assert_eq!(node.admin("DELETE", "/api/v1/tokens/early", None).await.0, 503);
+        assert_eq!(node.get(&format!("/ipfs/{withheld}")).await.status, 410);
+        assert_eq!(token_status(node, &token).await, 200);
+        node.expect(&format!("/ipfs/{kept}"), b"to be taken down").await;
+    }
+    let failed = site.gateway(dirs[0].path()).run(&["token", "rm", "early"]).expect_err("it cannot be revoked");
+    assert!(failed.contains("site.database"), "{failed}");
     let refused = upload(&one, b"another file").await.expect_err("it cannot be pinned");
     assert!(refused.0 == 503 && refused.1.is_some(), "{refused:?}");
     site.database.restart().await;
     let stored = async || upload(&one, b"another file").await.map_err(|refused| format!("{refused:?}"));
     let (cid, _) = eventually("uploads are accepted again", TIMEOUT, stored).await;
     other.expect(&format!("/ipfs/{cid}"), b"another file").await;
+    eventually("take-downs are accepted again", TIMEOUT, async || match take_down(&one, &kept).await {
+        (200 | 201, _) => Ok(()),
+        refused => Err(format!("{refused:?}")),
+    })
+    .await;
+    until_status(&other, &kept, 410).await;
+    for node in [one, other] {
+        node.stop().await;
+    }
+}
+
+/// What one gateway takes down is withheld and deleted by all, also by one that was down.
+#[tokio::test(flavor = "multi_thread")]
+async fn take_downs_are_obeyed_by_all_gateways() {
+    let (site, dirs) = (Site::new().await, [folder(), folder(), folder()]);
+    let [one, other, third] = [0, 1, 2].map(|n: usize| site.gateway(dirs[n].path()));
+    let (one, other, down) = (one.start().await, other.start().await, third.start().await);
+    let (content, marker) = (b"what is taken down", b"what is taken down later");
+    let (cid, _) = upload(&one, content).await.expect("is stored");
+    let (later, _) = upload(&one, marker).await.expect("is stored");
+    for node in [&one, &other, &down] {
+        node.expect(&format!("/ipfs/{cid}"), content).await;
+    }
+    down.stop().await;
+    assert_eq!(take_down(&one, &cid).await, (201, false));
+    assert_eq!(one.get(&format!("/ipfs/{cid}")).await.status, 410);
+    until_status(&other, &cid, 410).await;
+    let (_, listed) = other.admin("GET", "/api/v1/denylists/local/rules", None).await;
+    assert!(listed["rules"][0]["rule"].as_str().is_some_and(|rule| rule.contains(&cid)), "{listed}");
+    let (_, lists) = other.admin("GET", "/api/v1/denylists", None).await;
+    let shown: Vec<_> = lists["lists"].as_array().expect("lists").iter().map(|list| &list["id"]).collect();
+    assert_eq!(shown, ["local", "site"]);
+    // The rules are obeyed one after the other, so that the block of the first one has been deleted then.
+    assert_eq!(take_down(&one, &later).await, (201, false));
+    until_status(&other, &later, 410).await;
+    // One that starts has the rules from its first answer on.
+    let third = third.start().await;
+    for cid in [&cid, &later] {
+        assert_eq!(third.get(&format!("/ipfs/{cid}")).await.status, 410);
+    }
+    // Nothing has it any more: neither the disks nor the shared storage.
+    assert_eq!(remove_rule(&other, &cid).await, (200, json!({ "removed": 1 })));
+    for node in [&one, &other] {
+        until_stored(node, &cid, 412).await;
+    }
+    assert_eq!(remove_rule(&other, &cid).await.0, 404);
+    let (again, _) = upload(&other, content).await.expect("it may be stored again");
+    assert_eq!(again, cid);
+    for node in [&one, &other, &third] {
+        until_stored(node, &cid, 200).await;
+    }
+    for node in [one, other, third] {
+        node.stop().await;
+    }
+}
+
+/// A token is one of the site, whichever gateway or command creates and revokes it, and so is its quota.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_valid_at_all_gateways() {
+    let (site, dirs) = (Site::new().await, [folder(), folder()]);
+    let one = site.gateway(dirs[0].path()).start().await;
+    let other = site.gateway(dirs[1].path()).start().await;
+    let terms = json!({ "name": "ci", "scopes": ["read", "pin"], "quota": { "pins_max": 1 } });
+    let (status, token) = create_token(&one, terms.clone()).await;
+    assert_eq!(status, 201);
+    until_token(&other, &token, 200).await;
+    assert_eq!(create_token(&other, terms).await.0, 409, "names are unique");
+    let pinned = async |node: &Causeway, content: &[u8]| {
+        let request = client().post(format!("{}/upload", node.admin_url())).bearer_auth(&token);
+        request.body(content.to_vec()).send().await.expect("is answered").status().as_u16()
+    };
+    assert_eq!((pinned(&one, b"the first").await, pinned(&other, b"the second").await), (200, 507));
+    // A command on the machine of one, and a gateway that is down while the other revokes the token.
+    let printed = site.gateway(dirs[0].path()).run(&["token", "create", "--scope", "read", "--name", "machine"]);
+    let machine = printed.expect("is created");
+    until_token(&other, machine.trim(), 200).await;
+    one.stop().await;
+    assert_eq!(other.admin("DELETE", "/api/v1/tokens/ci", None).await.0, 200);
+    assert_eq!(token_status(&other, &token).await, 401);
+    let one = site.gateway(dirs[0].path()).start().await;
+    assert_eq!((token_status(&one, &token).await, token_status(&one, machine.trim()).await), (401, 200));
+    let listed = site.gateway(dirs[1].path()).run(&["token", "ls"]).expect("is printed");
+    assert!(listed.contains("machine") && !listed.contains("ci"), "{listed}");
+    site.gateway(dirs[1].path()).run(&["token", "rm", "machine"]).expect("is revoked");
+    for node in [&one, &other] {
+        until_token(node, machine.trim(), 401).await;
+    }
     for node in [one, other] {
         node.stop().await;
     }

@@ -264,7 +264,8 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
         (status = 400, description = "The rule is invalid.", body = ErrorView),
         (status = 404, description = "The local list has no such rule.", body = ErrorView),
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
-        (status = 503, description = "The database of the site cannot be reached. Repeat the request.", body = ErrorView),
+        (status = 503, description = "The database of the site cannot be reached, the gateway is stopping, or the audit \
+            log cannot be written. Repeat the request.", body = ErrorView),
         (status = 507, description = "The list cannot be written.", body = ErrorView)))]
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let line = Parameters::of(&uri, &["rule"])?.get("rule");

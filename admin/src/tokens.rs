@@ -43,8 +43,8 @@ pub struct NameTaken(pub ErrorView);
 #[derive(IntoResponses)]
 #[response(
     status = 503,
-    description = "The database of the site cannot be reached. Nothing was changed, or the change \
-    is only found out by a repetition"
+    description = "The database of the site cannot be reached, the gateway is stopping, or the audit log cannot be \
+    written. Repeat the request"
 )]
 pub struct SiteUnavailable(pub ErrorView);
 
@@ -108,7 +108,8 @@ async fn tokens(State(access): State<Access>) -> Answer {
 #[utoipa::path(post, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operator"])),
     request_body(content = CreateToken, content_type = "application/json"),
     responses((status = 201, description = "The token, which is shown this once", body = CreatedToken), BadRequest,
-        NameTaken, DiskFailed, SiteUnavailable, (status = 507, description = "There are too many tokens", body = ErrorView)))]
+        NameTaken, DiskFailed, SiteUnavailable,
+        (status = 507, description = "There are too many tokens", body = ErrorView)))]
 async fn create_token(State(access): State<Access>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let request: CreateToken = read_body(&body)?;
     audit_context.note(&request);

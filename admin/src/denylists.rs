@@ -256,7 +256,8 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
 }
 
 /// Removes a rule from the local list: all lines with the same subject, also as a double hash, and the lines that
-/// `deep` added for the blocks below it. In a site, also from the list of the site. Deleted content is fetched again on request.
+/// `deep` added for the blocks below it. In a site, also from the list of the site. Deleted content is
+/// fetched again on request.
 #[utoipa::path(delete, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
     params(("rule" = String, Query, description = "The rule as it is listed; its hints are ignored.")),
     responses(
@@ -264,8 +265,8 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
         (status = 400, description = "The rule is invalid.", body = ErrorView),
         (status = 404, description = "The local list has no such rule.", body = ErrorView),
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
-        (status = 503, description = "The database of the site cannot be reached, the gateway is stopping, or the audit \
-            log cannot be written. Repeat the request.", body = ErrorView),
+        (status = 503, description = "The database of the site cannot be reached, the gateway is stopping, or the \
+            audit log cannot be written. Repeat the request.", body = ErrorView),
         (status = 507, description = "The list cannot be written.", body = ErrorView)))]
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let line = Parameters::of(&uri, &["rule"])?.get("rule");

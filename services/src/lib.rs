@@ -22,7 +22,8 @@
 //! | [`telemetry`] | traces of requests, exported by OTLP |
 //! | [`subject`], [`surrogate_keys`] | parsing references to content; surrogate keys of content delivery networks |
 //! | [`views`] | API views of stores, tokens, keys and uploads |
-//! | [`url`], [`redact`], [`fingerprint`], `line_file` | URLs, removal of secrets from them, change detection of files, appending lines |
+//! | [`url`], [`redact`], [`fingerprint`] | URLs, removal of secrets from them, change detection of files |
+//! | `line_file` | appending lines to files |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 

@@ -50,7 +50,10 @@ pub enum ControlLogError {
     Log(#[from] StoreError),
     /// The change is in the log, and the copy of the denylist could not be written: the rule is not in force at this
     /// gateway yet, which retries.
-    #[error("the change is made, but writing {path} failed, so that this gateway does not obey it yet: {said}", path = path.display())]
+    #[error(
+        "the change is made, but writing {path} failed, so that this gateway does not obey it yet: {said}",
+        path = path.display()
+    )]
     Copy {
         /// The file.
         path: PathBuf,

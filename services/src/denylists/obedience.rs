@@ -76,7 +76,10 @@ async fn follow(control: Arc<Control>, site: Arc<ControlLog>) {
         let obeyed = control.obey(&site).await;
         match &obeyed {
             Err(error) if !is_failing => {
-                tracing::warn!(%error, "changes of the site's rules and tokens cannot be read; what is known is in force");
+                tracing::warn!(
+                    %error,
+                    "changes of the site's rules and tokens cannot be read: the known ones stay in force"
+                );
             }
             Ok(()) if is_failing => tracing::info!("changes of the site's rules and tokens are read again"),
             _ => {}

@@ -334,8 +334,8 @@ impl Tiers {
         Ok(evicted)
     }
 
-    /// Deletes blocks from RAM and the own disk, also those that pins on the own disk have. The shared storage of a site
-    /// keeps them.
+    /// Deletes blocks from RAM and the own disk, also those that pins on the own disk have. The shared storage of a
+    /// site keeps them.
     ///
     /// # Errors
     /// [`StoreError`]; some blocks may have been deleted.

@@ -160,8 +160,8 @@ impl TokenStore {
         Self { dir: data_dir.to_owned(), site: None }
     }
 
-    /// The same with the tokens of the site of the gateway, if it belongs to one. Changes block the thread, which has to
-    /// be one of Tokio's that may block.
+    /// The same with the tokens of the site of the gateway, if it belongs to one. Changes block the thread, which has
+    /// to be one of Tokio's that may block.
     #[must_use]
     pub fn with_site(self, site: Option<Arc<ControlLog>>) -> Self {
         Self { site, ..self }

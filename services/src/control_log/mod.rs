@@ -5,8 +5,8 @@
 //! | `records` | the records: a line of the denylist of the site each, or a token |
 //! | `copy` | the copy of the denylist in a file, which is read as every other list |
 //!
-//! The changes are in a log that the gateways share ([`cache::MetadataLog`]), apart from that of pins. A gateway appends
-//! what it has decided on the records that it knows; if others have appended meanwhile, it applies their entries and
+//! The changes are in a log that the gateways share ([`cache::MetadataLog`]), apart from that of pins. A gateway
+//! appends what it has decided on the records that it knows; if others have appended meanwhile, it applies their entries and
 //! decides again. It also asks for the entries of others every second, or when it is told that there are some.
 //!
 //! Goals: a change is in the log, and in force at this gateway, before its request is answered; every gateway obeys the
@@ -157,8 +157,8 @@ impl ControlLog {
         self.change(Concern::Rules, |_| Ok((Vec::new(), ()))).await
     }
 
-    /// The blocks that rules of others name, since the last call. The caller deletes them once the rules in the copy are
-    /// in force.
+    /// The blocks that rules of others name, since the last call. The caller deletes them once the rules in the copy
+    /// are in force.
     pub fn take_arrived(&self) -> ArrivedBlocks {
         std::mem::take(&mut *self.arrived())
     }
@@ -233,8 +233,8 @@ impl ControlLog {
         Ok((removed, true))
     }
 
-    /// Decides on the tokens, and appends the changes. Decides again if others have appended meanwhile, also if an error
-    /// was decided. Needs no space on the disk.
+    /// Decides on the tokens, and appends the changes. Decides again if others have appended meanwhile, also if an
+    /// error was decided. Needs no space on the disk.
     ///
     /// # Errors
     /// What was decided, or [`ControlLogError`].

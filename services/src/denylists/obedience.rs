@@ -1,7 +1,7 @@
 //! In a site: the rules that other gateways add and remove are put in force here, and what they withhold is deleted.
 //!
-//! Goals: a rule is in force here a moment after another gateway has acknowledged it; what it names is then deleted from
-//! RAM and the own disk, as that gateway has deleted it from its own and from the shared storage.
+//! Goals: a rule is in force here a moment after another gateway has acknowledged it; what it names is then deleted
+//! from RAM and the own disk, as that gateway has deleted it from its own and from the shared storage.
 //!
 //! Non-goals: pins, which are those of the site; the shared storage; caches in front, which are those of the site, and
 //! which the gateway purges that was asked.

@@ -6,8 +6,9 @@
 //! | `copy` | the copy of the denylist in a file, which is read as every other list |
 //!
 //! The changes are in a log that the gateways share ([`cache::MetadataLog`]), apart from that of pins. A gateway
-//! appends what it has decided on the records that it knows; if others have appended meanwhile, it applies their entries and
-//! decides again. It also asks for the entries of others every second, or when it is told that there are some.
+//! appends what it has decided on the records that it knows; if others have appended meanwhile, it applies their
+//! entries and decides again. It also asks for the entries of others every second, or when it is told that there are
+//! some.
 //!
 //! Goals: a change is in the log, and in force at this gateway, before its request is answered; every gateway obeys the
 //! log in its order; while the log cannot be reached, what is known stays in force, and changes fail and can be

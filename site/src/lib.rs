@@ -11,11 +11,13 @@
 //! | [`open`](mod@open) | from the settings of a site to its engines |
 //! | [`database`] | the connection to the database, its tables, and the logs of changes |
 //! | [`blocks`] | the blocks in the shared storage, and their index in the database |
+//! | [`engine_state`] | whether the database and the storage can be used |
 //! | [`members`] | which gateways there are, and which of them provides a key |
 //! | [`store`] | the block store of a gateway of a site: its own disk, and the shared storage |
 
 pub mod blocks;
 pub mod database;
+pub mod engine_state;
 pub mod members;
 pub mod open;
 pub mod store;

@@ -7,6 +7,7 @@
 //! ([`crate::database::DatabaseClaims`]): two gateways may for a moment have different members in mind.
 
 use crate::database::{Database, DatabaseError, DatabaseMembers, Identity, Member, Renewed};
+use crate::engine_state::EngineState;
 use cache::StoreError;
 use content::hashes;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,6 +44,7 @@ impl Default for MemberOptions {
 pub struct Members {
     table: Arc<DatabaseMembers>,
     known: Arc<Mutex<Known>>,
+    database: EngineState,
     renewing: JoinHandle<()>,
 }
 
@@ -61,8 +63,14 @@ impl Members {
     /// [`DatabaseError::Settings`].
     pub fn join(database: Database, me: Identity, options: &MemberOptions) -> Result<Self, DatabaseError> {
         let (table, known) = (Arc::new(DatabaseMembers::new(database, me)?), Arc::<Mutex<Known>>::default());
-        let renewing = tokio::spawn(renew(Arc::clone(&table), Arc::clone(&known), options.clone()));
-        Ok(Self { table, known, renewing })
+        let renewal = Renewal {
+            table: Arc::clone(&table),
+            known: Arc::clone(&known),
+            database: EngineState::default(),
+            options: options.clone(),
+        };
+        let database = renewal.database.clone();
+        Ok(Self { table, known, database, renewing: tokio::spawn(renewal.run()) })
     }
 
     /// All members, also those that have stopped lately.
@@ -76,6 +84,17 @@ impl Members {
     /// The peer ID of this gateway.
     pub fn peer_id(&self) -> &str {
         self.table.peer_id()
+    }
+
+    /// The state of the database, as the renewals of the lease find out.
+    pub fn database(&self) -> &EngineState {
+        &self.database
+    }
+
+    /// The number of gateways that run, this one included; `None` if it was not read lately.
+    pub fn count_alive(&self) -> Option<usize> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.read.is_some_and(|read| read.elapsed() < LIST_AGE_MAX).then_some(known.alive.len())
     }
 
     /// Decides which keys this gateway provides to the network, with the members that are known now.
@@ -102,38 +121,44 @@ impl Drop for Members {
     }
 }
 
-async fn renew(table: Arc<DatabaseMembers>, known: Arc<Mutex<Known>>, options: MemberOptions) {
-    let mut ticks = interval(options.interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_first = true;
-    loop {
-        ticks.tick().await;
-        match renew_once(&table, &options, is_first).await {
-            Ok(alive) => {
-                is_first = false;
-                let read = Some(Instant::now());
-                *known.lock().unwrap_or_else(PoisonError::into_inner) = Known { alive, read };
-            }
-            Err(error) => tracing::debug!(%error, "the lease of this gateway could not be renewed"),
-        }
-    }
+/// The renewals of the lease of a gateway.
+struct Renewal {
+    table: Arc<DatabaseMembers>,
+    known: Arc<Mutex<Known>>,
+    database: EngineState,
+    options: MemberOptions,
 }
 
-async fn renew_once(
-    table: &DatabaseMembers,
-    options: &MemberOptions,
-    is_first: bool,
-) -> Result<Arc<[String]>, DatabaseError> {
-    // The first one replaces the row of the process before.
-    if table.renew(options.lease).await? == Renewed::Other && !is_first {
-        tracing::warn!(
-            peer_id = table.peer_id(),
-            "another gateway of the site has the same peer ID: give each a data_dir of its own, and do not copy one"
-        );
+impl Renewal {
+    async fn run(self) {
+        let mut ticks = interval(self.options.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_first = true;
+        loop {
+            ticks.tick().await;
+            match self.database.observe(self.renew(is_first)).await {
+                Ok(alive) => {
+                    is_first = false;
+                    let read = Some(Instant::now());
+                    *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { alive, read };
+                }
+                Err(error) => tracing::debug!(%error, "the lease of this gateway could not be renewed"),
+            }
+        }
     }
-    table.remove_old(LISTED_AFTER).await?;
-    let alive = table.list().await?.into_iter().filter(|member| member.is_alive).map(|member| member.peer_id);
-    Ok(alive.collect())
+
+    async fn renew(&self, is_first: bool) -> Result<Arc<[String]>, DatabaseError> {
+        // The first one replaces the row of the process before.
+        if self.table.renew(self.options.lease).await? == Renewed::Other && !is_first {
+            tracing::warn!(
+                peer_id = self.table.peer_id(),
+                "another gateway of the site has the same peer ID: give each a data_dir of its own, and do not copy one"
+            );
+        }
+        self.table.remove_old(LISTED_AFTER).await?;
+        let alive = self.table.list().await?.into_iter().filter(|member| member.is_alive);
+        Ok(alive.map(|member| member.peer_id).collect())
+    }
 }
 
 /// The keys that a gateway provides: those for which it has one of the two highest rendezvous weights, SHA-256 of the

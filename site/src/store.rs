@@ -35,6 +35,7 @@ use self::source::UsedBlocks;
 use self::upkeep::Upkeep;
 use self::writer::{Target, Writer};
 use crate::blocks::{IndexFigures, SharedBlocks};
+use crate::engine_state::EngineState;
 use crate::members::Members;
 use cache::pins::PinChanges;
 use cache::store::IsWithheld;
@@ -76,6 +77,7 @@ struct Inner {
     shared: SharedBlocks,
     source: SharedSource,
     writer: Writer,
+    storage: EngineState,
     keeps_cached: bool,
     changes: Arc<PinChanges>,
     /// Pins were removed.
@@ -111,6 +113,7 @@ impl SiteStore {
             used: used.clone(),
             changes: Arc::clone(&changes),
             removed: Arc::clone(&removed),
+            storage: EngineState::default(),
             cached_bytes_max: options.cached_bytes_max,
             interval: options.upkeep_interval,
         };
@@ -122,6 +125,7 @@ impl SiteStore {
             is_withheld: Arc::clone(&is_withheld),
         };
         let inner = Inner {
+            storage: upkeep.storage.clone(),
             source: SharedSource::new(shared.clone(), used),
             writer: Writer::start(target),
             keeps_cached: options.cached_bytes_max > 0,
@@ -135,6 +139,11 @@ impl SiteStore {
             upkeep: tokio::spawn(upkeep.run()),
         };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// The state of the storage, as upkeep finds out.
+    pub fn storage(&self) -> &EngineState {
+        &self.inner.storage
     }
 
     /// Visits only the keys that this member provides from now on ([`BlockStore::visit_keys`]).

@@ -165,6 +165,9 @@ impl<'a> Assembly<'a> {
         let Storage { store, tiers, policy, .. } = storage;
         let network = Network::start(loaded, Arc::new(PeerSource::of(tiers)), policy, registry).await?;
         let members = storage.site.as_ref().map(|site| site.join(network.peer_id())).transpose()?;
+        if let Some((site, members)) = storage.site.as_ref().zip(members.as_ref()) {
+            registry.register_collector(Box::new(site.metrics(members)));
+        }
         let welcome = welcome_site(loaded, &**store).await;
         network.provide(&**store, loaded.config.p2p.provide).await;
         let names = network.names(loaded, policy, registry)?;
@@ -267,7 +270,7 @@ impl<'a> Assembly<'a> {
         gateway: &Arc<Gateway>,
         (addresses, certificates): (&NodeAddresses, &Certificates),
     ) -> anyhow::Result<Admin> {
-        let health_sources = health_sources(storage, services, certificates);
+        let health_sources = health_sources(storage, reached, services, certificates);
         let operations = self.operations(storage, reached, services, gateway, addresses, health_sources);
         operations.sample_statistics();
         services.control.with_front_caches(in_front(&services.caches, gateway));
@@ -423,12 +426,19 @@ fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
 }
 
 /// What the health of the node reads besides what operations read anyway.
-fn health_sources(storage: &Storage, services: &Services, certificates: &Certificates) -> HealthSources {
+fn health_sources(
+    storage: &Storage,
+    reached: &Reached,
+    services: &Services,
+    certificates: &Certificates,
+) -> HealthSources {
+    let site = storage.site.as_ref().zip(reached.members.as_ref());
     let certificates = certificates.clone();
     HealthSources {
         certificates: Some(Arc::new(move || certificates.states())),
         lists: Some(Arc::clone(&storage.lists)),
         pins: Some(Arc::clone(&services.pins)),
+        site: site.map(|(site, members)| site.failures(members)),
     }
 }
 

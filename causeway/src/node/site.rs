@@ -3,6 +3,7 @@
 //! Non-goals: a gateway that is alone, for which nothing of this is used.
 
 use crate::process::VERSION;
+use admin::operations::health::{EngineFailure, EngineFailures, SiteEngine};
 use admin::operations::site::SiteLookup;
 use api::site::{SiteGatewayView, SiteView};
 use cache::tiers::SiteTier;
@@ -11,11 +12,16 @@ use config::{ConfigError, Loaded};
 use content::stored::CompressionOptions;
 use futures::future::FutureExt as _;
 use libp2p::PeerId;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
 use services::control_log::{ControlLog, ControlLogError};
 use services::pinning::Coordination;
 use site::database::{Database, Identity, Member};
 use site::members::{MemberOptions, Members};
 use site::store::{SiteStore, SiteStoreOptions};
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -98,6 +104,29 @@ impl Site {
         Ok(members)
     }
 
+    /// The engines that cannot be used.
+    pub fn failures(&self, members: &Arc<Members>) -> EngineFailures {
+        let (store, members, description) = (self.store.clone(), Arc::clone(members), self.description.clone());
+        Arc::new(move || {
+            let Description { database, storage, .. } = &description;
+            let engines = [
+                (SiteEngine::Database, database, members.database().failure()),
+                (SiteEngine::Storage, storage, store.storage().failure()),
+            ];
+            let failure =
+                |(engine, name, failure): (SiteEngine, &Arc<str>, Option<site::engine_state::EngineFailure>)| {
+                    let site::engine_state::EngineFailure { lasting, reason } = failure?;
+                    Some(EngineFailure { engine, name: name.to_string(), lasting, reason: reason.to_string() })
+                };
+            engines.into_iter().filter_map(failure).collect()
+        })
+    }
+
+    /// The metrics of the site.
+    pub fn metrics(&self, members: &Arc<Members>) -> SiteMetrics {
+        SiteMetrics { store: self.store.clone(), members: Arc::clone(members) }
+    }
+
     /// Reads the state of the site.
     pub fn lookup(&self, members: &Arc<Members>) -> SiteLookup {
         let (store, members, description) = (self.store.clone(), Arc::clone(members), self.description.clone());
@@ -160,4 +189,28 @@ async fn log_own_pins(disk: &dyn BlockStore) -> Result<(), StoreError> {
         );
     }
     Ok(())
+}
+
+/// Whether the engines of the site can be used, and the number of its gateways.
+#[derive(Debug)]
+pub(super) struct SiteMetrics {
+    store: SiteStore,
+    members: Arc<Members>,
+}
+
+impl Collector for SiteMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1 while this gateway can use the database and the storage of its site, else 0";
+        let mut family = encoder.encode_descriptor("causeway_site_engine_up", help, None, MetricType::Gauge)?;
+        let engines = [("database", self.members.database().failure()), ("storage", self.store.storage().failure())];
+        for (engine, failure) in engines {
+            let up = ConstGauge::new(i64::from(failure.is_none()));
+            up.encode(family.encode_family(&[("engine", engine)])?)?;
+        }
+        // Left out while it is not known.
+        let Some(gateways) = self.members.count_alive() else { return Ok(()) };
+        let gateways = ConstGauge::new(i64::try_from(gateways).unwrap_or(i64::MAX));
+        let help = "Running gateways of the site, this one included";
+        gateways.encode(encoder.encode_descriptor("causeway_site_gateways", help, None, gateways.metric_type())?)
+    }
 }

@@ -1,9 +1,11 @@
 //! The metrics reference: what a node exposes, with the alert rules that watch it. The rules and the Grafana dashboards
 //! use metrics, labels and label values that exist.
 
+use crate::engines::support::Postgres;
 use crate::support::causeway::Launch;
-use crate::support::certificate;
+use crate::support::{certificate, eventually};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use tempfile::TempDir;
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
@@ -200,7 +202,11 @@ async fn the_metrics_reference_is_generated_and_rules_and_dashboards_use_existin
     let dir = TempDir::new().expect("the temporary folder is writable");
     // What is off by default has metrics as well.
     let (certificate, key) = certificate::write(dir.path());
+    let (database, storage) = (Postgres::start().await, TempDir::new().expect("the temporary folder is writable"));
     let node = Launch::new(dir.path())
+        .set("CAUSEWAY_SITE_NAME", "metrics")
+        .set("CAUSEWAY_SITE_DATABASE", database.options("metrics").url)
+        .set("CAUSEWAY_SITE_STORE", format!("file://{}", storage.path().display()))
         .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
         .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())
         .set("CAUSEWAY_HTTP_TLS_KEY", key.display())
@@ -213,6 +219,12 @@ async fn the_metrics_reference_is_generated_and_rules_and_dashboards_use_existin
         .set("CAUSEWAY_POLICY_CACHES", "purge+http://127.0.0.1:1")
         .start()
         .await;
+    // The site has metrics as soon as the gateway is a member.
+    eventually("it is a member", Duration::from_secs(30), async || {
+        let has_joined = node.exposition().await.contains("causeway_site_gateways 1");
+        if has_joined { Ok(()) } else { Err("it is none") }
+    })
+    .await;
     let families = families(&node.exposition().await);
     node.stop().await;
 

@@ -126,6 +126,22 @@ async fn until_token(node: &Causeway, token: &str, expected: u16) {
     assert_eq!(token_status(node, token).await, expected);
 }
 
+/// Waits until health and metrics say that an engine can be used, or cannot.
+async fn until_engine(node: &Causeway, engine: &str, is_up: bool) {
+    let sample = format!("causeway_site_engine_up{{engine=\"{engine}\"}} {}", u8::from(is_up));
+    let is_about = |finding: &Value| {
+        let text = finding["text"].as_str().unwrap_or_default();
+        finding["subject"] == "site" && text.starts_with(&format!("The {engine} "))
+    };
+    eventually("health says whether it can be used", TIMEOUT, async || {
+        let (_, health) = node.admin("GET", "/api/v1/health", None).await;
+        let is_told = health["findings"].as_array().is_some_and(|findings| findings.iter().any(is_about));
+        let is_shown = node.exposition().await.contains(&sample);
+        if is_told != is_up && is_shown { Ok(()) } else { Err(health.to_string()) }
+    })
+    .await;
+}
+
 /// One gateway stores, is killed, and loses its disk; others read, list and remove.
 async fn check_that_gateways_are_one(gateway: impl Fn(&Path) -> Launch) {
     let dirs = [folder(), folder(), folder()];
@@ -251,7 +267,10 @@ async fn without_the_database_content_is_served_and_nothing_is_acknowledged() {
     assert!(failed.contains("site.database"), "{failed}");
     let refused = upload(&one, b"another file").await.expect_err("it cannot be pinned");
     assert!(refused.0 == 503 && refused.1.is_some(), "{refused:?}");
+    until_engine(&one, "database", false).await;
+    until_engine(&one, "storage", true).await;
     site.database.restart().await;
+    until_engine(&one, "database", true).await;
     let stored = async || upload(&one, b"another file").await.map_err(|refused| format!("{refused:?}"));
     let (cid, _) = eventually("uploads are accepted again", TIMEOUT, stored).await;
     other.expect(&format!("/ipfs/{cid}"), b"another file").await;
@@ -345,6 +364,30 @@ async fn tokens_are_valid_at_all_gateways() {
     for node in [one, other] {
         node.stop().await;
     }
+}
+
+/// What its own disk has is served, and nothing is pinned.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_storage_a_gateway_says_so_and_nothing_is_acknowledged() {
+    let (site, dirs, elsewhere) = (Site::new().await, [folder(), folder()], folder());
+    let content = Noise::bytes(54, 300_000);
+    let (source, cid) = Causeway::with_file(dirs[1].path(), &content).await;
+    let node = site.gateway(dirs[0].path()).peering(source.tcp()).start().await;
+    node.until_connected().await;
+    node.expect(&format!("/ipfs/{cid}"), &content).await;
+    source.stop().await;
+    let (mounted, unmounted) = (site.storage.path(), elsewhere.path().join("storage"));
+    std::fs::rename(mounted, &unmounted).expect("is moved");
+    std::fs::create_dir(mounted).expect("a mount point");
+    until_engine(&node, "storage", false).await;
+    until_engine(&node, "database", true).await;
+    node.expect(&format!("/ipfs/{cid}"), &content).await;
+    upload(&node, b"a file").await.expect_err("it cannot be pinned");
+    std::fs::remove_dir(mounted).expect("is empty");
+    std::fs::rename(&unmounted, mounted).expect("is moved back");
+    until_engine(&node, "storage", true).await;
+    upload(&node, b"a file").await.expect("is stored");
+    node.stop().await;
 }
 
 /// Wrong lines end the start with a sentence, and commands do not use the own disk of a gateway of a site.

@@ -8,6 +8,7 @@
 
 use super::source::UsedBlocks;
 use crate::blocks::SharedBlocks;
+use crate::engine_state::EngineState;
 use cache::StoreError;
 use cache::pins::PinChanges;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub(super) struct Upkeep {
     pub(super) used: UsedBlocks,
     pub(super) changes: Arc<PinChanges>,
     pub(super) removed: Arc<Notify>,
+    /// The state of the storage, as upkeep finds out.
+    pub(super) storage: EngineState,
     pub(super) cached_bytes_max: u64,
     pub(super) interval: Duration,
 }
@@ -61,7 +64,7 @@ impl Upkeep {
             is_done &= failures.log(self.record_use().await);
             is_done &= failures.log(self.evict().await);
             // Finds out whether the storage can be used.
-            is_done &= failures.log(self.shared.check_storage().await);
+            is_done &= failures.log(self.storage.observe(self.shared.check_storage()).await);
             if round.is_multiple_of(SWEEP_ROUNDS) {
                 is_done &= failures.log(self.sweep().await);
             }

@@ -1,7 +1,7 @@
 //! [`findings`]: the state of the node as sentences. Without I/O, and without a clock.
 
-use super::CertificateState;
 use super::memory::MemoryLimit;
+use super::{CertificateState, EngineFailure, SiteEngine};
 use api::health::{FindingLevel, HealthFindingView};
 use api::text::{count, size};
 use cache::StoreStats;
@@ -46,6 +46,8 @@ pub(super) struct Facts {
     pub pins_read_only: bool,
     pub lists: Vec<ListState>,
     pub certificates: Vec<CertificateState>,
+    /// The engines of the site that cannot be used.
+    pub site: Vec<EngineFailure>,
     pub uptime: Duration,
     pub started_at: SystemTime,
     pub now: SystemTime,
@@ -67,6 +69,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<HealthFindingView> {
     let mut found = Findings::default();
     found.process(facts);
     found.store(facts);
+    facts.site.iter().for_each(|failure| found.site(failure));
     found.disk(facts);
     found.memory(facts);
     found.clock(facts);
@@ -141,6 +144,23 @@ impl Findings {
             let text = "the index of the store was damaged at the start, and was rebuilt from the stored blocks";
             self.warning(SUBJECT, text, "check the health of the disk if it happens again");
         }
+    }
+
+    fn site(&mut self, EngineFailure { engine, name, lasting, reason }: &EngineFailure) {
+        let (what, follows, advice) = match engine {
+            SiteEngine::Database => (
+                "database",
+                "pins, tokens and take-downs cannot be changed, and what is stored is served",
+                "check that PostgreSQL runs and accepts changes at a host of site.database; the gateway connects by itself",
+            ),
+            SiteEngine::Storage => (
+                "storage",
+                "what neither this gateway's disk nor a peer has is not served, and nothing can be pinned",
+                "check the server of site.store and its credentials, or the mount; the gateway tries again by itself",
+            ),
+        };
+        let seconds = count(lasting.as_secs(), "second");
+        self.error("site", format!("the {what} {name} cannot be used for {seconds} ({reason}): {follows}"), advice);
     }
 
     fn disk(&mut self, facts: &Facts) {
@@ -351,6 +371,7 @@ mod tests {
             pins_read_only: false,
             lists: vec![list(None)],
             certificates: vec![certificate(true, Some(60 * DAY)), certificate(false, Some(30 * DAY))],
+            site: Vec::new(),
             uptime: Duration::from_secs(3600),
             started_at: now - Duration::from_secs(3600),
             now,
@@ -381,6 +402,15 @@ mod tests {
             expires_at: left.map(|left| 1_800_000_000 + i64::try_from(left).expect("short")),
             is_overdue: false,
             failure: None,
+        }
+    }
+
+    fn engine_failure(engine: SiteEngine) -> EngineFailure {
+        EngineFailure {
+            engine,
+            name: "x at a, b".to_owned(),
+            lasting: Duration::from_secs(1),
+            reason: "refused".to_owned(),
         }
     }
 
@@ -424,6 +454,18 @@ mod tests {
             ),
             (Box::new(|f| f.store.corrupt_blocks = 1), Warning, "store", "1 damaged block was found"),
             (Box::new(|f| f.store.index_rebuilds = 1), Warning, "store", "was rebuilt"),
+            (
+                Box::new(|f| f.site = vec![engine_failure(SiteEngine::Database)]),
+                Error,
+                "site",
+                "The database x at a, b cannot be used for 1 second (refused): pins, tokens and take-downs",
+            ),
+            (
+                Box::new(|f| f.site = vec![engine_failure(SiteEngine::Storage)]),
+                Error,
+                "site",
+                "The storage x at a, b cannot be used for 1 second (refused): what neither",
+            ),
             (Box::new(|f| space(f, 2047)), Info, "disk", "has 2.0 GiB left; below 1.0 GiB"),
             (Box::new(|f| space(f, 1023)), Warning, "disk", "has 1023.0 MiB left, less than the 1.0 GiB"),
             (

@@ -18,7 +18,7 @@ use p2p_bridge::reachability::Verdict;
 use services::denylists::Lists;
 use services::pinning::Pins;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The state of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +35,31 @@ pub struct CertificateState {
     pub failure: Option<String>,
 }
 
+/// An engine of a site that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineFailure {
+    /// Which one.
+    pub engine: SiteEngine,
+    /// Its name and hosts, or its URL.
+    pub name: String,
+    /// How long it has lasted.
+    pub lasting: Duration,
+    /// What was said.
+    pub reason: String,
+}
+
+/// An engine of a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SiteEngine {
+    /// The database.
+    Database,
+    /// The storage.
+    Storage,
+}
+
+/// Returns the engines of a site that cannot be used.
+pub type EngineFailures = Arc<dyn Fn() -> Vec<EngineFailure> + Send + Sync>;
+
 /// The components that only [`read`] reads.
 #[derive(Clone, Default)]
 pub struct HealthSources {
@@ -44,6 +69,8 @@ pub struct HealthSources {
     pub lists: Option<Arc<Lists>>,
     /// The pin service.
     pub pins: Option<Arc<Pins>>,
+    /// The site of the gateway, if it belongs to one.
+    pub site: Option<EngineFailures>,
 }
 
 fn list_states(lists: &Lists) -> Vec<ListState> {
@@ -116,6 +143,7 @@ impl Operations {
             pins_read_only: pins.is_some_and(|pins| pins.is_read_only()),
             lists: sources.lists.as_deref().map(list_states).unwrap_or_default(),
             certificates: sources.certificates.as_ref().map(|certificates| certificates()).unwrap_or_default(),
+            site: sources.site.as_ref().map(|failures| failures()).unwrap_or_default(),
             uptime: started.elapsed(),
             started_at,
             now: SystemTime::now(),

@@ -107,7 +107,7 @@ impl Pins {
         let claim = match self.claims.claim(root).await {
             Ok(Claimed::Granted(claim)) => claim,
             Ok(Claimed::Held { retry_after }) => {
-                self.index_mut().postpone(root, retry_after);
+                self.index_mut().leave_to_other(root, retry_after);
                 return None;
             }
             Err(error) => {

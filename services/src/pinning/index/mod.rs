@@ -151,6 +151,8 @@ pub struct Root {
     missing_before: Option<u64>,
     /// A worker fetches it.
     pub active: bool,
+    /// Until when another service works on it, as far as is known.
+    elsewhere_until_ms: u64,
     /// An origin has connected since the worker began.
     origin_connected: bool,
     /// The attempts to fetch it.

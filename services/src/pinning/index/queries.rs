@@ -181,9 +181,16 @@ impl Index {
         match entry.outcome {
             PinOutcome::Pinned => Status::Pinned,
             PinOutcome::Failed(_) | PinOutcome::Withheld(_) => Status::Failed,
-            PinOutcome::Pending if self.roots.get(&entry.root).is_some_and(|root| root.active) => Status::Pinning,
+            PinOutcome::Pending if self.roots.get(&entry.root).is_some_and(|root| self.is_fetched(root)) => {
+                Status::Pinning
+            }
             PinOutcome::Pending => Status::Queued,
         }
+    }
+
+    /// Whether this service or another one fetches a root.
+    fn is_fetched(&self, root: &Root) -> bool {
+        root.active || (root.elsewhere_until_ms > 0 && self.clock.now_ms() < root.elsewhere_until_ms)
     }
 
     /// A snapshot of a request.

@@ -20,7 +20,7 @@ impl Index {
         (rows.turn, rows.active) = (self.turns, rows.active + 1);
         self.dequeue(&cid);
         let root = self.roots.get_mut(&cid)?;
-        (root.active, root.origin_connected) = (true, false);
+        (root.active, root.origin_connected, root.elsewhere_until_ms) = (true, false, 0);
         self.counts.active_roots += 1;
         self.fetched_for.insert(cid, owner);
         Some(cid)
@@ -76,7 +76,16 @@ impl Index {
         }
     }
 
-    /// Makes a root due later, because another service works on it.
+    /// Makes a root due later, because another service works on it until then.
+    pub fn leave_to_other(&mut self, cid: &Cid, wait: Duration) {
+        self.postpone(cid, wait);
+        let now_ms = self.clock.now_ms();
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.elsewhere_until_ms = now_ms.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// Makes a root due later, without an attempt.
     pub fn postpone(&mut self, cid: &Cid, wait: Duration) {
         let due_ms = self.clock.now_ms().saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
         if let Some(root) = self.roots.get_mut(cid) {
@@ -88,7 +97,7 @@ impl Index {
     /// Sets the work of a root, and queues it accordingly.
     pub fn set_work(&mut self, cid: &Cid, work: Work) {
         if let Some(root) = self.roots.get_mut(cid) {
-            root.work = work;
+            (root.work, root.elsewhere_until_ms) = (work, 0);
         }
         self.requeue(cid);
     }

@@ -215,6 +215,9 @@ async fn the_work_of_a_service_that_is_cut_off_is_resumed_by_another() {
             .await
         }
     };
+    for pins in &sharing.services {
+        becomes(pins, &request, Status::Pinning).await;
+    }
     let claims = &sharing.claims[first];
     let asked_before = claims.asked.load(Ordering::Relaxed);
     claims.is_cut_off.store(true, Ordering::Relaxed);

@@ -10,6 +10,7 @@
 //! | [`open`] | a site that is opened from its settings, with a folder and with a real S3 server |
 //! | [`pins`] | pin services that share one list |
 //! | [`schema`] | tables of other releases, roles with few rights, several sites in one database |
+//! | [`sizes`] | the size of the index by the number of blocks, and how long statements take (by `make test-long`)
 //! | [`store`] | the stores of gateways, each with a disk of its own |
 //! | [`tls`] | what a server has to prove |
 //! | [`waits`] | changes of the index of blocks that wait for each other |
@@ -25,6 +26,7 @@ mod schema;
 #[allow(dead_code, reason = "the tests of `objects` use all of it")]
 #[path = "../../../objects/tests/engines/server.rs"]
 mod server;
+mod sizes;
 mod store;
 mod support;
 mod tls;

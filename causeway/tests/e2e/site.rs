@@ -4,10 +4,15 @@
 use crate::engines::server::{BUCKET, KEY_ID, SECRET, Server};
 use crate::engines::support::Postgres;
 use crate::support::causeway::{Causeway, Launch, TOKEN};
+use crate::support::haproxy::{HaProxy, shipped};
+use crate::support::nginx::free_address;
 use crate::support::noise::Noise;
 use crate::support::{client, eventually};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -388,6 +393,55 @@ async fn without_the_storage_a_gateway_says_so_and_nothing_is_acknowledged() {
     until_engine(&node, "storage", true).await;
     upload(&node, b"a file").await.expect("is stored");
     node.stop().await;
+}
+
+/// Requests go to the gateways that are left, behind the shipped configuration of HAProxy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_is_killed_behind_haproxy_costs_no_request() {
+    let (site, dirs, proxy_dir) = (Site::new().await, [folder(), folder()], folder());
+    let launch = |dir: &TempDir| site.gateway(dir.path()).set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1");
+    let (mut one, other) = (launch(&dirs[0]).start().await, launch(&dirs[1]).start().await);
+    let mut files = Vec::new();
+    for number in 0..16 {
+        let content = Noise::bytes(100 + number, 4_000);
+        let (cid, _) = upload(&one, &content).await.expect("is stored");
+        other.expect(&format!("/ipfs/{cid}"), &content).await;
+        files.push((cid, content));
+    }
+    let [first, second] = [&one, &other].map(|node| node.url("").trim_start_matches("http://").to_owned());
+    let listens = free_address();
+    let _haproxy = HaProxy::start(proxy_dir.path(), &shipped(listens, &[&first, &second]), listens).await;
+    let files = Arc::new(files);
+    let ask = async |client: &reqwest::Client, number: usize| {
+        let (cid, content) = &files[number % files.len()];
+        let answer =
+            client.get(format!("http://{listens}/ipfs/{cid}")).send().await.map_err(|error| error.to_string())?;
+        let status = answer.status().as_u16();
+        let body = answer.bytes().await.map_err(|error| error.to_string())?;
+        if status == 200 && body == *content { Ok(()) } else { Err(format!("{status}, {} bytes", body.len())) }
+    };
+    let shared = client();
+    eventually("HAProxy finds the gateways", TIMEOUT, async || ask(&shared, 0).await).await;
+    let served = async |node: &Causeway| node.metrics().await.hits("ram") + node.metrics().await.hits("disk");
+    let before = served(&one).await;
+    let answers = AtomicU64::new(0);
+    let asking = async |worker: usize| {
+        for number in 0..400 {
+            ask(&shared, worker + number).await.unwrap_or_else(|error| panic!("request {number}: {error}"));
+            answers.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let killing = async {
+        eventually("many are answered", TIMEOUT, async || {
+            let count = answers.load(Ordering::Relaxed);
+            if count >= 400 && served(&one).await > before { Ok(()) } else { Err(count) }
+        })
+        .await;
+        one.process.signal(Signal::SIGKILL);
+    };
+    tokio::join!(killing, asking(0), asking(5), asking(11), asking(13));
+    one.process.ended(TIMEOUT).await;
+    other.stop().await;
 }
 
 /// Wrong lines end the start with a sentence, and commands do not use the own disk of a gateway of a site.

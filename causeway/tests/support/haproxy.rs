@@ -10,6 +10,18 @@ use tokio::net::TcpStream;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The shipped configuration (`deploy/haproxy/causeway-site.cfg`) for this machine: without TLS, for clients that connect to
+/// `listen`, in front of these gateways.
+pub fn shipped(listen: SocketAddr, gateways: &[&str]) -> String {
+    let shipped = include_str!("../../../deploy/haproxy/causeway-site.cfg");
+    let is_kept = |line: &&str| !line.trim().starts_with("server gateway-");
+    let kept: String = shipped.lines().filter(is_kept).map(|line| format!("{line}\n")).collect();
+    let (before, bind) = kept.split_once("bind :443 ").expect("it listens");
+    let (_, after) = bind.split_once('\n').expect("a line");
+    let servers: String = gateways.iter().map(|address| format!("    server {address} {address}\n")).collect();
+    format!("{before}bind {listen}\n{after}{servers}")
+}
+
 /// A running HAProxy. Dropping it ends it.
 pub struct HaProxy {
     /// The process.
@@ -17,7 +29,7 @@ pub struct HaProxy {
 }
 
 impl HaProxy {
-    /// Starts it with proxies for TCP, and waits until it listens.
+    /// Starts it with proxies, for TCP unless they have defaults of their own, and waits until it listens.
     pub async fn start(dir: &Path, proxies: &str, listens: SocketAddr) -> Self {
         let configuration = format!(
             "defaults\n  mode tcp\n  timeout connect 10s\n  timeout client 60s\n  timeout server 60s\n\

@@ -49,13 +49,20 @@ use self::http::{ListenerState, guard};
 use crate::kubo_rpc::Rpc;
 use crate::operations::Operations;
 use crate::pins::{overview, psa};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::{Router, middleware};
 use cache::BlockStore;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use gateway::errors::Problem;
 use gateway::listen::connection::Connection;
+use gateway::listen::drain::Drain;
+use gateway::listen::server::{self, ConnectionLimits, RequestBody};
+use gateway::listen::socket::Listener;
+use gateway::metrics::HttpMetrics;
 use gateway::request;
 use gateway::resolve::source::Sources;
 use p2p_bridge::names::publish::Publisher;
@@ -177,8 +184,22 @@ fn span(request: &Request) -> tracing::Span {
     tracing::debug_span!("request", method = %request.method(), uri = redact::without_values(request.uri()))
 }
 
+/// Serves the routes on a socket until the drain begins.
+pub fn serve(
+    listener: Listener,
+    limits: ConnectionLimits,
+    metrics: Arc<HttpMetrics>,
+    drain: Drain,
+    router: Router,
+) -> BoxFuture<'static, ()> {
+    let handler = move |request: ::http::Request<RequestBody>, connection: Arc<Connection>| {
+        answer(router.clone(), request.map(Body::new), connection)
+    };
+    server::serve(listener, limits, metrics, drain, handler).boxed()
+}
+
 /// Answers a request once admission control admits it. Health requests are admitted at once.
-pub async fn answer(router: Router, mut request: Request, connection: Arc<Connection>) -> Response {
+async fn answer(router: Router, mut request: Request, connection: Arc<Connection>) -> Response {
     let (head, body) = request.into_parts();
     let admitted = match request::check_host(&head) {
         Ok(()) if request::is_health_check(head.uri.path()) => Ok(()),

@@ -46,7 +46,9 @@ use crate::{http_source, identity, quic, tls, transport};
 use bytes::Bytes;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid, ipns};
+use futures::FutureExt as _;
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use libp2p::core::transport::ListenerId;
 use libp2p::kad::{Record, RecordKey};
 use libp2p::multiaddr::Protocol;
@@ -143,19 +145,22 @@ impl Bridge {
     ///
     /// # Errors
     /// [`StartError`] names the file or the address.
-    pub async fn start(
+    pub fn start(
         options: BridgeOptions,
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
-    ) -> Result<Self, StartError> {
-        tls::use_ring();
-        tokio::task::spawn_blocking(tls::gather_entropy);
-        let runtime = NetworkRuntime::start().map_err(StartError::Threads)?;
-        let network = runtime.handle().clone();
-        let caller = Handle::current();
-        let local = Arc::new(SpawnedSource::new(local, caller.clone()));
-        // Sockets, timers and tasks belong to the runtime in whose context they are created.
-        TokioContext::new(Self::start_on(runtime, caller, options, local, registry), network).await
+    ) -> BoxFuture<'_, Result<Self, StartError>> {
+        async move {
+            tls::use_ring();
+            tokio::task::spawn_blocking(tls::gather_entropy);
+            let runtime = NetworkRuntime::start().map_err(StartError::Threads)?;
+            let network = runtime.handle().clone();
+            let caller = Handle::current();
+            let local = Arc::new(SpawnedSource::new(local, caller.clone()));
+            // Sockets, timers and tasks belong to the runtime in whose context they are created.
+            TokioContext::new(Self::start_on(runtime, caller, options, local, registry), network).await
+        }
+        .boxed()
     }
 
     async fn start_on(

@@ -8,6 +8,8 @@ use anyhow::Context as _;
 use cache::{BlockStore, PinState};
 use content::Cid;
 use content::car::CarReader;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use p2p_bridge::durable;
 use std::path::Path;
 
@@ -22,22 +24,27 @@ const RECORD_BYTES_MAX: usize = 256;
 ///
 /// # Errors
 /// When the archive in the binary is damaged, or pinning it failed.
-pub async fn offer(store: &dyn BlockStore, note: Option<&Path>) -> anyhow::Result<Option<Cid>> {
-    let root = root().await?;
-    let pinned_before = note.and_then(recorded_root);
-    let pin = store.pin(&root).await?;
-    if pin.as_ref().is_none_or(|pin| pin.state != PinState::Complete) {
-        if pin.is_none() && was_unpinned(store, pinned_before).await? {
-            return Ok(None);
+pub fn offer<'a>(store: &'a dyn BlockStore, note: Option<&'a Path>) -> BoxFuture<'a, anyhow::Result<Option<Cid>>> {
+    async move {
+        let root = root().await?;
+        let pinned_before = note.and_then(recorded_root);
+        let pin = store.pin(&root).await?;
+        if pin.as_ref().is_none_or(|pin| pin.state != PinState::Complete) {
+            if pin.is_none() && was_unpinned(store, pinned_before).await? {
+                return Ok(None);
+            }
+            cache::import_car(store, CAR, Some(PIN_NAME.to_owned()))
+                .await
+                .context("pinning the welcome site failed")?;
         }
-        cache::import_car(store, CAR, Some(PIN_NAME.to_owned())).await.context("pinning the welcome site failed")?;
+        if let Some(note) = note.filter(|_| pinned_before != Some(root))
+            && let Err(error) = durable::write(note, root.to_string().as_bytes())
+        {
+            tracing::warn!(path = %note.display(), %error, "recording that the welcome site was pinned failed");
+        }
+        Ok(Some(root))
     }
-    if let Some(note) = note.filter(|_| pinned_before != Some(root))
-        && let Err(error) = durable::write(note, root.to_string().as_bytes())
-    {
-        tracing::warn!(path = %note.display(), %error, "recording that the welcome site was pinned failed");
-    }
-    Ok(Some(root))
+    .boxed()
 }
 
 /// Whether a root that was pinned before is no longer pinned.

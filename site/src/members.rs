@@ -10,6 +10,8 @@ use crate::database::{Database, DatabaseError, DatabaseMembers, Identity, Member
 use crate::engine_state::EngineState;
 use cache::StoreError;
 use content::hashes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -107,11 +109,14 @@ impl Members {
     }
 
     /// Ends the lease. It ends by itself if the database does not answer.
-    pub async fn leave(&self) {
-        self.renewing.abort();
-        if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, self.table.leave()).await {
-            tracing::debug!(%error, "the lease of this gateway ends by itself");
+    pub fn leave(&self) -> BoxFuture<'_, ()> {
+        async move {
+            self.renewing.abort();
+            if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, self.table.leave()).await {
+                tracing::debug!(%error, "the lease of this gateway ends by itself");
+            }
         }
+        .boxed()
     }
 }
 

@@ -13,6 +13,8 @@ use crate::database::{
 };
 use cache::StoreError;
 use config::{S3Addressing, Site};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use objects::{Addressing, Credentials, Objects, StoreOption, StoreOptions, client_tls};
 use std::fs::File;
 use std::io::Read as _;
@@ -70,7 +72,11 @@ impl OpenError {
 ///
 /// # Errors
 /// [`OpenError`] about the first setting that cannot be used.
-pub async fn open(settings: &Site) -> Result<Engines, OpenError> {
+pub fn open(settings: &Site) -> BoxFuture<'_, Result<Engines, OpenError>> {
+    open_engines(settings).boxed()
+}
+
+async fn open_engines(settings: &Site) -> Result<Engines, OpenError> {
     let database = database(settings)?;
     let refused = |error: DatabaseError| OpenError::new(database_setting(settings), with_advice(&error));
     let log = DatabaseLog::open(database.clone(), LogOptions::default()).await.map_err(refused)?;

@@ -3,14 +3,13 @@
 use super::sockets::{Bound, Sockets};
 use admin::operations::health::CertificateState;
 use admin::{self, Admin};
-use axum::body::Body;
 use config::{ConfigError, ListenAddress, Loaded};
 use gateway::listen::admission::{Admission, Bounds, PATIENCE};
-use gateway::listen::connection::Connection;
 use gateway::listen::drain::Drain;
 use gateway::listen::http3::{self, QuicSocket};
 use gateway::listen::proxy_protocol::ProxyHeaders;
-use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
+use gateway::listen::public;
+use gateway::listen::server::ConnectionLimits;
 use gateway::listen::socket::Listener;
 use gateway::listen::tls::{Tls, TlsError, TlsFiles};
 use gateway::metrics::HttpMetrics;
@@ -205,13 +204,9 @@ fn serve_public(
 ) -> Drain {
     let drain = Drain::default();
     for (PublicSocket { tcp, quic }, limits) in sockets {
-        let gateway = Arc::clone(&gateway);
-        let handler = move |request, connection| {
-            let gateway = Arc::clone(&gateway);
-            async move { gateway.handle(request, connection).await }
-        };
         if let Some(socket) = quic {
-            let serving = http3::serve(socket, limits.clone(), Arc::clone(metrics), drain.clone(), handler.clone());
+            let (metrics, gateway) = (Arc::clone(metrics), Arc::clone(&gateway));
+            let serving = public::serve_http3(socket, limits.clone(), metrics, drain.clone(), gateway);
             let serving = async move {
                 if let Err(error) = serving.await {
                     tracing::error!(%error, "the UDP socket of HTTP/3 has failed, so this process ends");
@@ -219,7 +214,7 @@ fn serve_public(
             };
             supervisor.spawn("the listener of HTTP/3", serving).detach();
         }
-        let serving = serve(tcp, limits, Arc::clone(metrics), drain.clone(), handler);
+        let serving = public::serve(tcp, limits, Arc::clone(metrics), drain.clone(), Arc::clone(&gateway));
         supervisor.spawn("a public listener", serving).detach();
     }
     drain
@@ -244,10 +239,7 @@ fn serve_admin(
             // Nothing between two processes of this machine needs encryption.
             limits.tls = None;
         }
-        let handler = move |request: http::Request<RequestBody>, connection: Arc<Connection>| {
-            admin::answer(router.clone(), request.map(Body::new), connection)
-        };
-        let serving = serve(listener, limits, Arc::clone(metrics), drain.clone(), handler);
+        let serving = admin::serve(listener, limits, Arc::clone(metrics), drain.clone(), router);
         supervisor.spawn("an admin listener", serving).detach();
     }
     drain

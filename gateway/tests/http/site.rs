@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use gateway::limits::RequestLimits;
 use gateway::listen::connection::Connection;
 use gateway::listen::drain::Drain;
-use gateway::listen::http3;
+use gateway::listen::public;
 use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
 use gateway::listen::socket::Listener;
 use gateway::metrics::HttpMetrics;
@@ -124,14 +124,9 @@ impl Setup {
             welcome: self.welcome,
         };
         let gateway = Arc::new(Gateway::new(wiring, &self.http, self.limits).tracing_with(self.tracer));
-        let answering = Arc::clone(&gateway);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("is bound");
         let drain = Drain::default();
-        let handler = move |request, connection| {
-            let gateway = Arc::clone(&answering);
-            async move { gateway.handle(request, connection).await }
-        };
         let memory = Some(Arc::clone(&gateway.limits().memory));
         let limits = ConnectionLimits { memory, ..ConnectionLimits::of(&self.http) };
         let encrypted = match self.tls {
@@ -139,14 +134,16 @@ impl Setup {
                 let (files, certificate) = Files::new();
                 let (listener, limits, socket) = files.listeners(&limits).await;
                 let address = listener.local_addr().expect("is bound");
-                let quic = http3::serve(socket, limits.clone(), Arc::clone(&metrics), drain.clone(), handler.clone());
-                tokio::spawn(quic);
-                tokio::spawn(serve(listener, limits, Arc::clone(&metrics), drain.clone(), handler.clone()));
+                let parts = || (Arc::clone(&metrics), drain.clone(), Arc::clone(&gateway));
+                let (of_quic, draining, answering) = parts();
+                tokio::spawn(public::serve_http3(socket.into(), limits.clone(), of_quic, draining, answering));
+                let (of_tcp, draining, answering) = parts();
+                tokio::spawn(public::serve(listener.into(), limits, of_tcp, draining, answering));
                 Some(Encrypted { address, certificate })
             }
             false => None,
         };
-        tokio::spawn(serve(listener, limits, metrics, drain.clone(), handler));
+        tokio::spawn(public::serve(listener.into(), limits, metrics, drain.clone(), Arc::clone(&gateway)));
         Site { address, encrypted, gateway, registry, health, drain, look_ups, _dir: dir }
     }
 }

@@ -65,6 +65,7 @@ use config::{ConfigError, Loaded};
 use content::names::{Domain, Name};
 use content::{NameError, NameResolver};
 use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use p2p_bridge::{back_off, epoch};
 use rustls::sign::CertifiedKey;
 use std::collections::{HashMap, HashSet};
@@ -400,32 +401,38 @@ impl Acme {
     }
 
     /// Obtains and renews certificates, for as long as the listeners serve.
-    pub async fn run(self: Arc<Self>) {
-        let missing = self.missing();
-        if !missing.is_empty() {
-            let names = missing.join(", ");
-            tracing::info!(names, "certificates are being obtained; until then, TLS handshakes for these names fail");
-        }
-        let mut running = JoinSet::new();
-        let mut sweep_at = epoch::signed_now() + SWEEP;
-        loop {
-            let now = epoch::signed_now();
-            if now >= sweep_at {
-                sweep_at = now + SWEEP;
-                self.sweep(now).await;
+    pub fn run(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        async move {
+            let missing = self.missing();
+            if !missing.is_empty() {
+                let names = missing.join(", ");
+                tracing::info!(
+                    names,
+                    "certificates are being obtained; until then, TLS handshakes for these names fail"
+                );
             }
-            self.save_again().await;
-            self.begin_due(&mut running, now);
-            self.report();
-            let wake_at = self.schedule().wake_at().filter(|_| running.len() < ORDERS_MAX);
-            let seconds = wake_at.map_or(i64::MAX, |at| (at - now).max(1));
-            let sleep = Duration::from_secs(u64::try_from(seconds).unwrap_or(1)).min(SLEEP_MAX);
-            tokio::select! {
-                Some(_) = running.join_next(), if !running.is_empty() => {}
-                () = self.changed.notified() => {}
-                () = tokio::time::sleep(sleep) => {}
+            let mut running = JoinSet::new();
+            let mut sweep_at = epoch::signed_now() + SWEEP;
+            loop {
+                let now = epoch::signed_now();
+                if now >= sweep_at {
+                    sweep_at = now + SWEEP;
+                    self.sweep(now).await;
+                }
+                self.save_again().await;
+                self.begin_due(&mut running, now);
+                self.report();
+                let wake_at = self.schedule().wake_at().filter(|_| running.len() < ORDERS_MAX);
+                let seconds = wake_at.map_or(i64::MAX, |at| (at - now).max(1));
+                let sleep = Duration::from_secs(u64::try_from(seconds).unwrap_or(1)).min(SLEEP_MAX);
+                tokio::select! {
+                    Some(_) = running.join_next(), if !running.is_empty() => {}
+                    () = self.changed.notified() => {}
+                    () = tokio::time::sleep(sleep) => {}
+                }
             }
         }
+        .boxed()
     }
 
     fn begin_due(self: &Arc<Self>, running: &mut JoinSet<()>, now: i64) {

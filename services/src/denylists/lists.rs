@@ -11,6 +11,8 @@ use crate::supervision::Supervisor;
 use config::{ListSetting, ListSource, PolicyMode, PolicySettings};
 use content::denylist::{List, Matcher, PathPattern, Rule, Source, Target};
 use content::{Verdict, hashes};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use p2p_bridge::durable;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -172,20 +174,20 @@ impl Lists {
     /// # Errors
     /// [`StartError`] about a file that does not exist or is not a list: the gateway does not start without configured
     /// rules. A subscription that was never fetched is not waited for.
-    pub async fn open(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
-        Self::open_as(settings, data_dir, true, OfSite::None).await
+    pub fn open<'a>(settings: &'a PolicySettings, data_dir: &'a Path) -> BoxFuture<'a, Result<Arc<Self>, StartError>> {
+        Self::open_as(settings, data_dir, true, OfSite::None).boxed()
     }
 
     /// Like [`Self::open`], for a gateway of a site.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub async fn open_in_site(
-        settings: &PolicySettings,
-        data_dir: &Path,
+    pub fn open_in_site<'a>(
+        settings: &'a PolicySettings,
+        data_dir: &'a Path,
         site: Arc<ControlLog>,
-    ) -> Result<Arc<Self>, StartError> {
-        Self::open_as(settings, data_dir, true, OfSite::Shared(site)).await
+    ) -> BoxFuture<'a, Result<Arc<Self>, StartError>> {
+        Self::open_as(settings, data_dir, true, OfSite::Shared(site)).boxed()
     }
 
     /// Like [`Self::open`], for a command that runs without a gateway: creates nothing. `is_in_site`: the rules of the
@@ -193,12 +195,12 @@ impl Lists {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub async fn open_read_only(
-        settings: &PolicySettings,
-        data_dir: &Path,
+    pub fn open_read_only<'a>(
+        settings: &'a PolicySettings,
+        data_dir: &'a Path,
         is_in_site: bool,
-    ) -> Result<Arc<Self>, StartError> {
-        Self::open_as(settings, data_dir, false, if is_in_site { OfSite::Copy } else { OfSite::None }).await
+    ) -> BoxFuture<'a, Result<Arc<Self>, StartError>> {
+        Self::open_as(settings, data_dir, false, if is_in_site { OfSite::Copy } else { OfSite::None }).boxed()
     }
 
     async fn open_as(
@@ -367,36 +369,39 @@ impl Lists {
     ///
     /// # Errors
     /// Why the list could not be updated. Its former rules stay in force.
-    pub async fn look(&self, entry: &Arc<ListEntry>) -> Result<(), String> {
-        if let ListKind::Subscription(subscription) = &entry.kind {
-            match subscription.fetch().await {
-                Ok(fetched) => {
-                    entry.change(|state| {
-                        if fetched != Fetched::Same {
-                            state.fetched = Some(fetched);
+    pub fn look<'a>(&'a self, entry: &'a Arc<ListEntry>) -> BoxFuture<'a, Result<(), String>> {
+        async move {
+            if let ListKind::Subscription(subscription) = &entry.kind {
+                match subscription.fetch().await {
+                    Ok(fetched) => {
+                        entry.change(|state| {
+                            if fetched != Fetched::Same {
+                                state.fetched = Some(fetched);
+                            }
+                        });
+                    }
+                    Err(error) => {
+                        // Before the failure, more of the list may have been received. Reading it successfully does not
+                        // clear the
+                        // failure of the source.
+                        if self.reload(entry).await == Ok(true) {
+                            self.swap();
                         }
-                    });
+                        return Err(fail(entry, error.to_string()));
+                    }
                 }
-                Err(error) => {
-                    // Before the failure, more of the list may have been received. Reading it successfully does not
-                    // clear the
-                    // failure of the source.
-                    if self.reload(entry).await == Ok(true) {
+            }
+            match self.read(entry).await {
+                Ok(changed) => {
+                    if changed {
                         self.swap();
                     }
-                    return Err(fail(entry, error.to_string()));
+                    Ok(())
                 }
+                Err(reason) => Err(reason),
             }
         }
-        match self.read(entry).await {
-            Ok(changed) => {
-                if changed {
-                    self.swap();
-                }
-                Ok(())
-            }
-            Err(reason) => Err(reason),
-        }
+        .boxed()
     }
 
     /// Reads what is new of a list's text, and records the result in its state. Returns whether it changed.

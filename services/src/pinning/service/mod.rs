@@ -40,7 +40,8 @@ use crate::pinning::request::{Owner, PinRequest, Progress, Status};
 use cache::pins::PinChanges;
 use cache::{BlockStore, MetadataLog, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
-use futures::future::join_all;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, join_all};
 use libp2p::Multiaddr;
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
@@ -207,42 +208,45 @@ impl Pins {
     ///
     /// # Errors
     /// The error of the disk, or that the pin metadata store cannot be read.
-    pub async fn start(
+    pub fn start(
         options: PinOptions,
         coordination: Coordination,
         store: Arc<dyn BlockStore>,
         reach: PinNetwork,
         metrics: PinMetrics,
-    ) -> Result<Arc<Self>, StoreError> {
-        let pins = Arc::new(Self::new(options, coordination, store, reach, metrics));
-        pins.load().await?;
-        pins.incomplete().into_iter().for_each(|root| pins.unmeasured.note(root));
-        let measuring = block_loss::measure_waiting(Arc::downgrade(&pins), Arc::clone(&pins.unmeasured));
-        pins.follow_up_tasks.spawn(pins.stopping.clone().run_until_cancelled_owned(measuring));
-        let (dispatching, ended) = (Arc::clone(&pins).dispatch(), pins.ended.clone().drop_guard());
-        *pins.dispatcher() = Some(tokio::spawn(async move {
-            let _ended = ended;
-            dispatching.await;
-        }));
-        let watching = block_loss::watch(Arc::downgrade(&pins), pins.stopping.clone(), pins.store.pin_changes());
-        let ended = pins.ended.clone().drop_guard();
-        tokio::spawn(async move {
-            let _ended = ended;
-            watching.await;
-        });
-        if let Some(latest) = pins.log.watch() {
-            let following = commit::follow(Arc::downgrade(&pins), pins.stopping.clone(), latest);
+    ) -> BoxFuture<'static, Result<Arc<Self>, StoreError>> {
+        let starting = async move {
+            let pins = Arc::new(Self::new(options, coordination, store, reach, metrics));
+            pins.load().await?;
+            pins.incomplete().into_iter().for_each(|root| pins.unmeasured.note(root));
+            let measuring = block_loss::measure_waiting(Arc::downgrade(&pins), Arc::clone(&pins.unmeasured));
+            pins.follow_up_tasks.spawn(pins.stopping.clone().run_until_cancelled_owned(measuring));
+            let (dispatching, ended) = (Arc::clone(&pins).dispatch(), pins.ended.clone().drop_guard());
+            *pins.dispatcher() = Some(tokio::spawn(async move {
+                let _ended = ended;
+                dispatching.await;
+            }));
+            let watching = block_loss::watch(Arc::downgrade(&pins), pins.stopping.clone(), pins.store.pin_changes());
             let ended = pins.ended.clone().drop_guard();
             tokio::spawn(async move {
                 let _ended = ended;
-                following.await;
+                watching.await;
             });
-        }
-        if let Some(bridge) = &pins.reach.bridge {
-            let connections = bridge.inbound_connections();
-            tokio::spawn(origins::watch(Arc::downgrade(&pins), pins.stopping.clone(), connections));
-        }
-        Ok(pins)
+            if let Some(latest) = pins.log.watch() {
+                let following = commit::follow(Arc::downgrade(&pins), pins.stopping.clone(), latest);
+                let ended = pins.ended.clone().drop_guard();
+                tokio::spawn(async move {
+                    let _ended = ended;
+                    following.await;
+                });
+            }
+            if let Some(bridge) = &pins.reach.bridge {
+                let connections = bridge.inbound_connections();
+                tokio::spawn(origins::watch(Arc::downgrade(&pins), pins.stopping.clone(), connections));
+            }
+            Ok(pins)
+        };
+        starting.boxed()
     }
 
     /// A service for commands that run without a gateway. It does everything but fetch.

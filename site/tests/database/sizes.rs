@@ -6,7 +6,7 @@
 use crate::blocks::index;
 use crate::support::Postgres;
 use content::{BlockKey, Cid, codec, hashes};
-use site::blocks::{BlockIndex, Listed};
+use site::blocks::Listed;
 use std::time::{Duration, Instant};
 
 /// The numbers of blocks. Each step adds those that are missing.

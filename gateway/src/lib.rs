@@ -10,6 +10,7 @@
 //!
 //! | module | concern |
 //! |---|---|
+//! | [`public`] | the sockets of the public listener, served by the pipeline |
 //! | [`listen`] | connections: limits, timeouts, tunnels, graceful drain |
 //! | [`pipeline`] | one request, top to bottom |
 //! | [`request`] | parsing of the request's head |
@@ -42,6 +43,7 @@ pub mod listen;
 pub mod metrics;
 pub mod pipeline;
 pub mod prefetch;
+pub mod public;
 pub mod recent_errors;
 pub mod represent;
 pub mod request;

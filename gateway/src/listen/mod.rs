@@ -7,7 +7,6 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`public`] | the listeners of the gateway itself |
 //! | [`server`] | accept loop, TLS, tunnels |
 //! | [`socket`], [`unix`] | TCP and Unix sockets |
 //! | [`proxy_protocol`] | addresses of clients from a proxy in front of TLS and HTTP |
@@ -30,7 +29,6 @@ mod http2;
 pub mod http3;
 mod monitored;
 pub mod proxy_protocol;
-pub mod public;
 pub mod rate;
 pub mod server;
 pub mod socket;

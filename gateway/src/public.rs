@@ -1,14 +1,15 @@
 //! The public listener: connections whose requests the gateway answers.
 //!
 //! Goals: a node serves the gateway with one call for each socket, and all code of a connection and of an answer is
-//! compiled here, in this crate (see "Where async functions are compiled" in CONTRIBUTING.md).
+//! compiled here, in this crate, and not in each that starts a node: the body of an async function is compiled where it
+//! is awaited.
 //!
-//! Non-goals: connections of other listeners, which [`super::server::serve`] serves with any handler.
+//! Non-goals: connections of other listeners, which [`server::serve`] serves with any handler.
 
-use super::drain::Drain;
-use super::http3::{self, QuicSocket};
-use super::server::{self, ConnectionLimits};
-use super::socket::Listener;
+use crate::listen::drain::Drain;
+use crate::listen::http3::{self, QuicSocket};
+use crate::listen::server::{self, ConnectionLimits};
+use crate::listen::socket::Listener;
 use crate::metrics::HttpMetrics;
 use crate::pipeline::Gateway;
 use futures::FutureExt as _;

@@ -16,6 +16,7 @@
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
 use crate::http::extract::Audited;
+use crate::http::long_running::run_to_completion;
 use crate::http::parameters::{Parameters, bad_request};
 use api::denylists::{AddRule, AddedView, CheckView, ListsView, RemovedView, RuleView, RulesView};
 use api::error::ErrorView;
@@ -49,12 +50,12 @@ const REASON_MAX: usize = 1000;
 
 /// The routes that have a timeout.
 pub fn routes(control: Arc<Control>) -> OpenApiRouter {
-    OpenApiRouter::new().routes(route!(lists)).routes(route!(rules, remove)).routes(route!(check)).with_state(control)
+    OpenApiRouter::new().routes(route!(lists)).routes(route!(rules)).routes(route!(check)).with_state(control)
 }
 
-/// The long-running routes, which have no timeout: they may fetch a list or walk a DAG.
+/// The long-running routes, which have no timeout: they may fetch a list, walk a DAG, or read all rules of a site.
 pub fn long_running_routes(control: Arc<Control>) -> OpenApiRouter {
-    OpenApiRouter::new().routes(route!(reload)).routes(route!(add)).with_state(control)
+    OpenApiRouter::new().routes(route!(reload)).routes(route!(add, remove)).with_state(control)
 }
 
 impl From<ControlError> for ApiError {
@@ -272,13 +273,16 @@ async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let line = Parameters::of(&uri, &["rule"])?.get("rule");
     let line = line.ok_or_else(|| bad_request("the parameter \"rule\" is required"))?;
     let rule = parse(&line)?;
-    let mut removed = control.remove(rule.clone()).await?;
     // The list may have the rule as a double hash, which does not show its subject.
-    let hashed =
-        subject_of(&rule.target, &line).filter(|_| removed == 0).and_then(|subject| parse(&subject.double_hash()).ok());
-    if let Some(hashed) = hashed {
-        removed = control.remove(Rule { allows: rule.allows, ..hashed }).await?;
-    }
+    let hashed = subject_of(&rule.target, &line).and_then(|subject| parse(&subject.double_hash()).ok());
+    let hashed = hashed.map(|hashed| Rule { allows: rule.allows, ..hashed });
+    let removed = run_to_completion((), async move {
+        match (control.remove(rule).await?, hashed) {
+            (0, Some(hashed)) => control.remove(hashed).await,
+            (removed, _) => Ok(removed),
+        }
+    });
+    let removed = removed.await??;
     if removed == 0 {
         let message = "the local list has no such rule: \"causeway block ls --rules\" lists its rules";
         return Err(ApiError(StatusCode::NOT_FOUND, message.to_owned()));

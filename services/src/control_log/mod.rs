@@ -107,6 +107,16 @@ enum Concern {
     Tokens,
 }
 
+impl Concern {
+    /// What fails a change: tokens do not need the copy of the rules.
+    fn need(self, done: Result<(), ControlLogError>) -> Result<(), ControlLogError> {
+        match done {
+            Err(ControlLogError::Copy { .. }) if self == Self::Tokens => Ok(()),
+            done => done,
+        }
+    }
+}
+
 /// Who has appended an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
@@ -162,6 +172,11 @@ impl ControlLog {
     /// are in force.
     pub fn take_arrived(&self) -> ArrivedBlocks {
         std::mem::take(&mut *self.arrived())
+    }
+
+    /// Returns blocks that could not be deleted yet.
+    pub fn put_back(&self, blocks: &ArrivedBlocks) {
+        self.arrived().extend(blocks);
     }
 
     /// Adds lines after those that exist. They are in the copy when this returns.
@@ -253,10 +268,7 @@ impl ControlLog {
     ) -> Result<T, E> {
         let mut state = self.state.lock().await;
         for _ in 0..ATTEMPTS_MAX {
-            match self.refresh(&mut state).await {
-                Err(ControlLogError::Copy { .. }) if concern == Concern::Tokens => {}
-                refreshed => refreshed?,
-            }
+            concern.need(self.refresh(&mut state).await)?;
             let decided = decide(&Known { rule_next: state.rule_next, tokens: self.tokens() });
             let changes = decided.as_ref().map_or_else(|_| Vec::new(), |(changes, _)| changes.clone());
             match self.log.append(state.position, changes).await.map_err(ControlLogError::from)? {
@@ -265,8 +277,8 @@ impl ControlLog {
                     self.apply(&mut state, LogEntry { position, changes }, Origin::Own).await?;
                     return Ok(done);
                 }
-                Appended::Behind(entries) => self.apply_all(&mut state, entries).await?,
-                Appended::Truncated => self.reload(&mut state).await?,
+                Appended::Behind(entries) => concern.need(self.apply_all(&mut state, entries).await)?,
+                Appended::Truncated => concern.need(self.reload(&mut state).await)?,
             }
         }
         Err(ControlLogError::from(StoreError::Busy).into())

@@ -496,6 +496,16 @@ impl Lists {
         }
     }
 
+    /// Puts in force what other gateways of the site have changed so far, if there is a site.
+    ///
+    /// # Errors
+    /// [`ChangeError`]. What is known stays in force.
+    pub async fn catch_up_with_site(&self) -> Result<(), ChangeError> {
+        let Some(site) = self.site() else { return Ok(()) };
+        site.catch_up().await?;
+        Ok(self.reread_site().await?)
+    }
+
     /// Reads the rules of the site, and puts them in force.
     ///
     /// # Errors

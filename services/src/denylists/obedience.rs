@@ -13,12 +13,17 @@ use cache::metadata_store::LogPosition;
 use content::{BlockKey, Cid};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
 /// How often changes of others are asked for without a hint.
 const POLL_EVERY: Duration = Duration::from_secs(1);
+/// How long it takes until a deletion that has failed is repeated.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+/// Deletions that wait. Further ones wait in the control log.
+const DELETIONS_MAX: usize = 16;
 /// The number of blocks that are deleted at a time.
 const EVICTED_AT_ONCE: usize = 1024;
 
@@ -29,25 +34,38 @@ impl Control {
         Some(supervisor.spawn("the task that reads the rules of the site", follow(Arc::clone(self), site)))
     }
 
-    /// Applies the changes of others so far, and deletes what new rules withhold.
+    /// Puts the changes of others so far in force. Returns the blocks that new rules name.
     ///
     /// # Errors
     /// Why the changes could not be read. Former rules stay in force.
-    pub async fn obey(&self, site: &ControlLog) -> Result<(), String> {
+    async fn apply_changes(&self, site: &ControlLog) -> Result<ArrivedBlocks, String> {
         site.catch_up().await.map_err(|error| error.to_string())?;
         let arrived = site.take_arrived();
-        self.lists.look_at_site(!arrived.is_empty()).await?;
-        self.delete_arrived(arrived).await;
+        match self.lists.look_at_site(!arrived.is_empty()).await {
+            Ok(()) => Ok(arrived),
+            Err(error) => {
+                site.put_back(&arrived);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts the changes of others so far in force, and deletes what new rules withhold.
+    #[cfg(test)]
+    pub(super) async fn obey(&self, site: &ControlLog) -> Result<(), String> {
+        let arrived = self.apply_changes(site).await?;
+        self.delete_arrived(&arrived).await;
         Ok(())
     }
 
-    async fn delete_arrived(&self, arrived: ArrivedBlocks) {
+    /// Deletes blocks that the policy withholds. Repeats what fails, because nothing else deletes them.
+    async fn delete_arrived(&self, arrived: &ArrivedBlocks) {
         for root in arrived.single.iter().filter(|root| self.is_refused(root)) {
             if let Some(links) = self.links(&root).await {
                 self.keep_links(root, links).await;
             }
         }
-        let ArrivedBlocks { single, many } = &arrived;
+        let ArrivedBlocks { single, many } = arrived;
         let mut roots = single.iter().chain(many.iter()).filter(|root| self.is_refused(root));
         loop {
             let batch: Vec<Cid> = roots.by_ref().take(EVICTED_AT_ONCE).collect();
@@ -55,15 +73,27 @@ impl Control {
                 return;
             }
             let keys: Vec<BlockKey> = batch.iter().filter_map(BlockKey::of).collect();
-            if let Err(error) = self.tiers.evict_from_own(&keys).await {
-                tracing::warn!(%error, "blocks that the site withholds could not be deleted; they are not served");
-                return;
+            while let Err(error) = self.tiers.evict_from_own(&keys).await {
+                tracing::warn!(%error, "deleting blocks that the site withholds failed, and is repeated; they are not served");
+                tokio::time::sleep(RETRY_AFTER).await;
             }
         }
     }
 }
 
+/// Deletions take long, so they do not hold up the rules and revocations that follow.
 async fn follow(control: Arc<Control>, site: Arc<ControlLog>) {
+    let (deletions, waiting) = mpsc::channel(DELETIONS_MAX);
+    tokio::join!(apply_all(&control, &site, deletions), delete_all(&control, waiting));
+}
+
+async fn delete_all(control: &Control, mut waiting: mpsc::Receiver<ArrivedBlocks>) {
+    while let Some(arrived) = waiting.recv().await {
+        control.delete_arrived(&arrived).await;
+    }
+}
+
+async fn apply_all(control: &Control, site: &ControlLog, deletions: mpsc::Sender<ArrivedBlocks>) {
     let mut hints = site.watch();
     let mut poll = tokio::time::interval(POLL_EVERY);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -73,18 +103,20 @@ async fn follow(control: Arc<Control>, site: Arc<ControlLog>) {
             () = hint(&mut hints) => {}
             _ = poll.tick() => {}
         }
-        let obeyed = control.obey(&site).await;
-        match &obeyed {
+        let applied = control.apply_changes(site).await;
+        match &applied {
             Err(error) if !is_failing => {
-                tracing::warn!(
-                    %error,
-                    "changes of the site's rules and tokens cannot be read: the known ones stay in force"
-                );
+                tracing::warn!(%error, "changes of the site's rules and tokens cannot be read; what is known is in force");
             }
-            Ok(()) if is_failing => tracing::info!("changes of the site's rules and tokens are read again"),
+            Ok(_) if is_failing => tracing::info!("changes of the site's rules and tokens are read again"),
             _ => {}
         }
-        is_failing = obeyed.is_err();
+        is_failing = applied.is_err();
+        if let Some(arrived) = applied.ok().filter(|arrived| !arrived.is_empty())
+            && let Err(TrySendError::Full(arrived)) = deletions.try_send(arrived)
+        {
+            site.put_back(&arrived);
+        }
     }
 }
 

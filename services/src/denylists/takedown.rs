@@ -62,6 +62,8 @@ pub struct Control {
     pub(super) tiers: Tiers,
     /// Serialises changes.
     changing: Mutex<()>,
+    /// Serialises changes of the links of deleted blocks.
+    keeping_links: Mutex<()>,
     /// The pin service, whose requests fail.
     pins: Option<Arc<Pins>>,
     /// Predicts responses.
@@ -173,6 +175,7 @@ impl Control {
             lists,
             tiers,
             changing: Mutex::default(),
+            keeping_links: Mutex::default(),
             pins: None,
             answers: OnceLock::new(),
             in_front: OnceLock::new(),
@@ -206,6 +209,8 @@ impl Control {
     /// [`ControlError`].
     pub async fn add(&self, order: NewRule) -> Result<Done, ControlError> {
         let _changing = self.begin().await;
+        // Another gateway may have added or removed the rule.
+        self.lists.catch_up_with_site().await?;
         let mut done = Done { complete: true, ..Done::default() };
         // The rule is in force also if they cannot be read.
         let pins = self.pins().await;
@@ -286,6 +291,7 @@ impl Control {
     /// Keeps the links of a block that is about to be deleted. If that fails, the take-down goes on.
     pub(super) async fn keep_links(&self, block: Cid, links: Vec<Cid>) {
         let Some(path) = self.deleted_links_path() else { return };
+        let _keeping = self.keeping_links.lock().await;
         let writing = tokio::task::spawn_blocking(move || deleted_links::append(&path, &block, &links)).await;
         if let Ok(Err(error)) = writing {
             tracing::warn!(%block, %error, "the links of a deleted block are lost: a deep take-down needs them");

@@ -53,18 +53,18 @@ impl Upkeep {
                 // Members that are left are released without waiting for the next round.
                 () = self.removed.notified() => {}
             }
+            // First, because the rest waits for the storage if it does not answer.
+            let mut is_done = failures.log(self.storage.observe(self.shared.check_storage()).await);
             // Also those of the time in which the database was away.
             let since = learnt.elapsed() + self.interval * LOSS_ROUNDS;
             let has_learnt = failures.log(self.learn_losses(since).await);
             if has_learnt {
                 learnt = Instant::now();
             }
-            let mut is_done = has_learnt;
+            is_done &= has_learnt;
             is_done &= failures.log(self.release().await);
             is_done &= failures.log(self.record_use().await);
             is_done &= failures.log(self.evict().await);
-            // Finds out whether the storage can be used.
-            is_done &= failures.log(self.storage.observe(self.shared.check_storage()).await);
             if round.is_multiple_of(SWEEP_ROUNDS) {
                 is_done &= failures.log(self.sweep().await);
             }

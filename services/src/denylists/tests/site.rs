@@ -85,6 +85,28 @@ async fn a_take_down_is_obeyed_by_all_gateways_until_it_is_removed() {
     }
 }
 
+/// A gateway that has not heard of a removal adds the rule again, and one that has read a rule without putting it in force
+/// deletes what it names.
+#[tokio::test]
+async fn a_take_down_is_decided_on_the_latest_rules() {
+    let log = shared_log();
+    let (one, other) = (Gateway::start(&log).await, Gateway::start(&log).await);
+    let leaves = one.world.leaves.clone();
+    let rules = leaves.iter().map(|leaf| format!("/ipfs/{leaf}")).collect::<Vec<_>>();
+    one.take_down(&rules[0], false).await;
+    other.obey().await;
+    one.world.control.remove(order(&rules[0], false, false).rule).await.expect("is removed");
+    other.take_down(&rules[0], false).await;
+    one.take_down(&rules[1], false).await;
+    other.site.catch_up().await.expect("catches up");
+    other.take_down(&rules[1], false).await;
+    assert!(!other.world.holds(&leaves[1]).await);
+    for gateway in [&one, &other] {
+        gateway.obey().await;
+        assert!(leaves[..2].iter().all(|leaf| gateway.world.verdict(leaf) == Verdict::Legal));
+    }
+}
+
 #[tokio::test]
 async fn an_exception_of_another_gateway_deletes_nothing() {
     let log = shared_log();

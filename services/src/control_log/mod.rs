@@ -49,10 +49,10 @@ pub enum ControlLogError {
     /// The log failed. The change may have been made; it can be repeated.
     #[error("the rules and tokens of the site cannot be changed or read: {0}")]
     Log(#[from] StoreError),
-    /// The change is in the log, and the copy of the denylist could not be written: the rule is not in force at this
-    /// gateway yet, which retries.
+    /// The copy of the denylist could not be written: the latest rules are not in force at this gateway yet, which
+    /// retries. The change may have been made; it can be repeated.
     #[error(
-        "the change is made, but writing {path} failed, so that this gateway does not obey it yet: {said}",
+        "writing {path} failed, so the latest rules of the site are not in force at this gateway yet: {said}",
         path = path.display()
     )]
     Copy {

@@ -21,6 +21,11 @@ use crate::fairness::SharedLedger;
 use crate::finders::{PeerSearch, SearchTarget};
 use crate::framing;
 use crate::lookups::Search;
+use crate::member_lookup::behaviour::FromPeer;
+use crate::member_lookup::client::{Client, FoundBlock, LookupError};
+use crate::member_lookup::known::KnownMembers;
+use crate::member_lookup::server::Answering;
+use crate::member_lookup::{self, Lookup, MemberAddress};
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
 use crate::network_policy::NetworkPolicy;
@@ -55,10 +60,10 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::SwarmEvent;
 use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
@@ -137,6 +142,30 @@ pub struct Bridge {
     inbound: broadcast::Sender<PeerId>,
     bandwidth: Arc<Bandwidth>,
     metrics: Arc<Metrics>,
+    members: Arc<Members>,
+}
+
+/// Look-ups between the gateways of a site.
+struct Members {
+    known: KnownMembers,
+    client: Client,
+    metrics: member_lookup::metrics::Metrics,
+    /// The streams that peers open, until they are served.
+    inbound: Mutex<Option<mpsc::Receiver<FromPeer>>>,
+}
+
+impl Members {
+    /// The behaviour, and its other ends.
+    fn start(enabled: bool, registry: &mut Registry) -> (member_lookup::behaviour::Behaviour, Self) {
+        let metrics = match enabled {
+            true => member_lookup::metrics::Metrics::register(registry),
+            false => member_lookup::metrics::Metrics::default(),
+        };
+        let known = KnownMembers::default();
+        let (behaviour, ends) = member_lookup::behaviour::Behaviour::new(enabled, known.clone());
+        let client = Client::new(&ends, metrics.clone());
+        (behaviour, Self { known, client, metrics, inbound: Mutex::new(Some(ends.inbound)) })
+    }
 }
 
 impl Bridge {
@@ -228,7 +257,9 @@ impl Bridge {
         let from_peers = options.bitswap.dag_protocol.then_some((of_peers, start));
         let bitswap = bitswap.with_transfers(behaviour::Transfers { from_peers, from_gateways, events });
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
+        let (member_lookup, members) = Members::start(options.member_lookups, registry);
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
+        let admission = admission.with_members(members.known.clone());
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
         let bandwidth = Bandwidth::register(registry);
         let settings = options.peering.iter().chain(&options.bootstrap).chain(&options.nat.relays);
@@ -236,7 +267,8 @@ impl Bridge {
         // In addition to what messages have, because these bytes are not messages yet, or no longer.
         let quic = quic::Budget::register(options.budget.memory_bytes_max, registry);
         let shared = transport::Shared { bandwidth: &bandwidth, operator: operator.clone(), quic };
-        let mut swarm = swarm::build(keypair, private, admission, (bitswap, dag), dhts, &options, shared)
+        let blocks = (bitswap, dag, member_lookup);
+        let mut swarm = swarm::build(keypair, private, admission, blocks, dhts, &options, shared)
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
@@ -286,6 +318,7 @@ impl Bridge {
             inbound,
             bandwidth,
             metrics,
+            members: Arc::new(members),
         })
     }
 
@@ -298,6 +331,59 @@ impl Bridge {
     /// The same, with an observer of what happens in the session, until the source is dropped.
     pub fn observed_session(&self, root: &Cid, observer: Option<Arc<dyn SessionObserver>>) -> Arc<dyn BlockSource> {
         Arc::new(Session::new(self.shared.clone(), root, observer))
+    }
+
+    /// Replaces the gateways of the site, which are answered, and admitted beyond the limits of connections.
+    pub fn set_members(&self, members: HashSet<PeerId>) {
+        self.members.known.replace(members);
+    }
+
+    /// Answers the other gateways of a site with what they ask for. Call it once; before, and if
+    /// [`BridgeOptions::member_lookups`] is not set, they get no answer. Blocks are read on the caller's runtime.
+    pub fn answer_members(&self, answering: Answering) {
+        let inbound = self.members.inbound.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(inbound) = inbound else { return };
+        let (runtime, Answering { stored, open_session }) = (Handle::current(), answering);
+        let on_caller = runtime.clone();
+        let answering = Answering {
+            stored: Arc::new(SpawnedSource::new(stored, runtime)),
+            open_session: Box::new(move |root, has_fetched| {
+                Arc::new(SpawnedSource::new(open_session(root, has_fetched), on_caller.clone()))
+            }),
+        };
+        let Members { known, metrics, .. } = &*self.members;
+        self.runtime.spawn(member_lookup::server::serve(inbound, known.clone(), answering, metrics.clone()));
+    }
+
+    /// Asks another gateway of the site for a block; `None` if it is not stored there and was not to be fetched. A
+    /// connection is opened if there is none. Dropping the future ends the look-up, also at the other gateway.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn look_up_at(
+        &self,
+        member: MemberAddress,
+        lookup: Lookup,
+    ) -> BoxFuture<'static, Result<Option<FoundBlock>, LookupError>> {
+        let bridge = self.clone();
+        let asking = self.runtime.spawn(async move {
+            let connect = |MemberAddress { peer, mut addresses }| {
+                addresses.truncate(connecting::ADDRESSES_MAX);
+                let patience = member_lookup::client::CONNECT_TIMEOUT;
+                let connecting = bridge.connect(peer, addresses, AddressOrigin::Operator, patience);
+                async move { connecting.await.map(drop).map_err(|error| error.to_string()) }.boxed()
+            };
+            bridge.members.client.look_up(member, &lookup, &connect).await
+        });
+        let stopped = || Err(LookupError::lasting("the network has stopped"));
+        let asking = AbortOnDropHandle::new(asking);
+        async move { asking.await.unwrap_or_else(|_| stopped()) }.boxed()
+    }
+
+    /// The metrics of look-ups between the gateways of a site.
+    #[cfg(test)]
+    pub(crate) fn member_metrics(&self) -> &member_lookup::metrics::Metrics {
+        &self.members.metrics
     }
 
     /// The node's peer ID.

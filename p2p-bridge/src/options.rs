@@ -56,6 +56,8 @@ pub struct BridgeOptions {
     pub bitswap: BitswapOptions,
     /// Which content is neither fetched nor announced.
     pub policy: NetworkPolicy,
+    /// Whether the node is one gateway of a site, which ask each other for blocks.
+    pub member_lookups: bool,
 }
 
 impl BridgeOptions {
@@ -82,6 +84,7 @@ impl BridgeOptions {
             budget: ConnectionBudget::default(),
             bitswap: BitswapOptions::default(),
             policy: NetworkPolicy::default(),
+            member_lookups: false,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::announced::{AnnounceFilter, Announced};
 use crate::bitswap;
 use crate::dag;
 use crate::dht::behaviour::ScopedKad;
+use crate::member_lookup;
 use crate::nat::guarded::AddressFiltered;
 use crate::nat::port_mapping::PortMapping;
 use crate::nat::{self, Behaviours};
@@ -31,6 +32,7 @@ pub struct Behaviour {
     pub admission: Admission,
     pub bitswap: bitswap::behaviour::Behaviour,
     pub dag: dag::behaviour::Behaviour,
+    member_lookup: member_lookup::behaviour::Behaviour,
     pub wan: ScopedKad,
     pub lan: ScopedKad,
     pub announcer: announcer::Behaviour,
@@ -75,6 +77,10 @@ impl Behaviour {
     }
 }
 
+/// The protocols by which blocks are sent.
+pub type BlockProtocols =
+    (bitswap::behaviour::Behaviour, dag::behaviour::Behaviour, member_lookup::behaviour::Behaviour);
+
 /// Builds a swarm without listeners, on a private network if there is a key, else on the public one.
 ///
 /// # Errors
@@ -83,7 +89,7 @@ pub fn build(
     keypair: Keypair,
     private: Option<SwarmKey>,
     admission: Admission,
-    (bitswap, dag): (bitswap::behaviour::Behaviour, dag::behaviour::Behaviour),
+    (bitswap, dag, member_lookup): BlockProtocols,
     [wan, lan]: [ScopedKad; 2],
     options: &BridgeOptions,
     shared: transport::Shared<'_>,
@@ -103,6 +109,7 @@ pub fn build(
             admission,
             bitswap,
             dag,
+            member_lookup,
             wan,
             lan,
             announcer: announcer::Behaviour::default(),

@@ -82,6 +82,7 @@ pub fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigErr
     let private = private_network(loaded, forced)?;
     Ok(BridgeOptions {
         data_dir: state_dir(&config.data_dir),
+        member_lookups: config.site.is_on(),
         listen: listen(loaded, &private)?,
         announce: p2p.announce.clone(),
         announce_also: p2p.announce_also.clone(),

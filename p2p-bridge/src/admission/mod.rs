@@ -16,6 +16,7 @@ pub mod budget;
 pub mod reputation;
 pub mod trim;
 
+use crate::member_lookup::known::KnownMembers;
 use budget::{Budget, ConnectionLimits, Denial, Direction};
 use libp2p::core::transport::PortUse;
 use libp2p::core::{ConnectedPoint, Endpoint};
@@ -38,6 +39,7 @@ pub struct Admission {
     budget: Budget,
     reputation: Reputation,
     trusted: HashSet<PeerId>,
+    members: KnownMembers,
 }
 
 /// The remote IP address; `None` for circuits, whose first address is the relay's, and for host names.
@@ -55,7 +57,19 @@ pub fn ip_of(address: &Multiaddr) -> Option<IpAddr> {
 impl Admission {
     /// Admits `trusted` peers beyond the limits, and never bans them.
     pub fn new(limits: ConnectionLimits, ban: Duration, trusted: HashSet<PeerId>) -> Self {
-        Self { budget: Budget::new(limits), reputation: Reputation::new(ban), trusted }
+        Self {
+            budget: Budget::new(limits),
+            reputation: Reputation::new(ban),
+            trusted,
+            members: KnownMembers::default(),
+        }
+    }
+
+    /// Trusts the gateways of the site as well.
+    #[must_use]
+    pub fn with_members(mut self, members: KnownMembers) -> Self {
+        self.members = members;
+        self
     }
 
     /// The maximum number of pending dials.
@@ -66,7 +80,7 @@ impl Admission {
     /// Records an offence of a peer, from `ip` if known, and returns its standing. The caller disconnects banned peers.
     /// Trusted peers are at most throttled.
     pub fn offended(&mut self, peer: PeerId, ip: Option<IpAddr>, offence: Offence, now: Instant) -> Standing {
-        if self.trusted.contains(&peer) {
+        if self.is_trusted(&peer) {
             return Standing::Good;
         }
         self.reputation.record(peer, ip, offence, now)
@@ -87,9 +101,9 @@ impl Admission {
         self.reputation.banned()
     }
 
-    /// Whether the operator configured a peer.
+    /// Whether the operator configured a peer, or it is a gateway of the site.
     pub fn is_trusted(&self, peer: &PeerId) -> bool {
-        self.trusted.contains(peer)
+        self.trusted.contains(peer) || self.members.contains(peer)
     }
 
     /// Removes expired state. Called regularly.
@@ -99,7 +113,7 @@ impl Admission {
 
     fn admit(&self, peer: &PeerId, address: &Multiaddr, direction: Direction) -> Result<(), Denial> {
         let now = Instant::now();
-        let trusted = self.trusted.contains(peer);
+        let trusted = self.is_trusted(peer);
         let address_banned = ip_of(address).is_some_and(|ip| self.reputation.is_address_banned(ip, now));
         if !trusted && (address_banned || self.reputation.is_banned(peer, now)) {
             return Err(Denial::Banned);
@@ -147,7 +161,7 @@ impl NetworkBehaviour for Admission {
         _: &[Multiaddr],
         _: Endpoint,
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
-        let trusted = peer.is_some_and(|peer| self.trusted.contains(&peer));
+        let trusted = peer.is_some_and(|peer| self.is_trusted(&peer));
         if !trusted && peer.is_some_and(|peer| self.reputation.is_banned(&peer, Instant::now())) {
             return Err(ConnectionDenied::new(Denial::Banned));
         }
@@ -209,9 +223,19 @@ mod tests {
     }
 
     #[test]
-    fn banned_peers_are_denied_and_trusted_ones_never() {
-        let (trusted, untrusted) = (PeerId::random(), PeerId::random());
-        let mut admission = Admission::new(ConnectionLimits::default(), Duration::from_secs(60), [trusted].into());
+    fn banned_peers_are_denied_and_trusted_ones_and_members_never() {
+        let (configured, member) = (PeerId::random(), PeerId::random());
+        let members = KnownMembers::default();
+        members.replace([member].into());
+        for trusted in [configured, member] {
+            check_that_a_peer_is_trusted(trusted, configured, &members);
+        }
+    }
+
+    fn check_that_a_peer_is_trusted(trusted: PeerId, configured: PeerId, members: &KnownMembers) {
+        let untrusted = PeerId::random();
+        let admission = Admission::new(ConnectionLimits::default(), Duration::from_secs(60), [configured].into());
+        let mut admission = admission.with_members(members.clone());
         let now = Instant::now();
         let address: Multiaddr = "/ip4/198.51.100.1/tcp/4001".parse().expect("address");
         for peer in [trusted, untrusted] {

@@ -228,7 +228,8 @@ impl Request {
         path_is_valid(&self.path)
     }
 
-    fn encode(&self) -> BytesMut {
+    /// The fields of the message.
+    pub(crate) fn encode(&self) -> BytesMut {
         let mut out = BytesMut::with_capacity(REQUEST_BYTES);
         encoding::uint64::encode(1, &self.transfer.0, &mut out);
         put_cid(2, &self.root, &mut out);
@@ -250,7 +251,8 @@ impl Request {
         out
     }
 
-    fn decode(mut rest: Bytes) -> Decoded<Self> {
+    /// A request by the fields of its message.
+    pub(crate) fn decode(mut rest: Bytes) -> Decoded<Self> {
         let (mut root, mut path, mut held) = (None, Vec::new(), Vec::new());
         let (mut transfer, mut scope, mut from, mut to, mut budget_bytes) = (0, 0, None, None, 0);
         let (mut packed, mut fragments) = (false, false);
@@ -609,18 +611,18 @@ fn push<T>(list: &mut Vec<T>, item: T, max: usize, error: DagMessageError) -> De
     Ok(())
 }
 
-fn skip(tag: u32, wire: WireType, rest: &mut Bytes) -> Decoded<()> {
+pub(crate) fn skip(tag: u32, wire: WireType, rest: &mut Bytes) -> Decoded<()> {
     Ok(encoding::skip_field(wire, tag, rest, DecodeContext::default())?)
 }
 
-fn take(rest: &mut Bytes) -> Decoded<Bytes> {
+pub(crate) fn take(rest: &mut Bytes) -> Decoded<Bytes> {
     let mut field = Bytes::new();
     encoding::bytes::merge(WireType::LengthDelimited, &mut field, rest, DecodeContext::default())?;
     Ok(field)
 }
 
 /// A CID that takes all of the field.
-fn take_cid(rest: &mut Bytes) -> Decoded<Cid> {
+pub(crate) fn take_cid(rest: &mut Bytes) -> Decoded<Cid> {
     let field = take(rest)?;
     if field.len() > CID_BYTES_MAX {
         return Err(DagMessageError::Cid);
@@ -629,11 +631,11 @@ fn take_cid(rest: &mut Bytes) -> Decoded<Cid> {
     if cid.encoded_len() == field.len() { Ok(cid) } else { Err(DagMessageError::Cid) }
 }
 
-fn put_cid(tag: u32, cid: &Cid, out: &mut BytesMut) {
+pub(crate) fn put_cid(tag: u32, cid: &Cid, out: &mut BytesMut) {
     put_field(tag, &cid.to_bytes(), out);
 }
 
-fn put_field(tag: u32, value: &[u8], out: &mut BytesMut) {
+pub(crate) fn put_field(tag: u32, value: &[u8], out: &mut BytesMut) {
     put_key(tag, value.len(), out);
     out.put_slice(value);
 }
@@ -643,14 +645,19 @@ fn put_key(tag: u32, length: usize, out: &mut BytesMut) {
     encoding::encode_varint(length as u64, out);
 }
 
+/// The fields of a message, after their length.
+pub(crate) fn framed_raw(fields: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(fields.len() + 10);
+    encoding::encode_varint(fields.len() as u64, &mut out);
+    out.put_slice(fields);
+    out.freeze()
+}
+
 /// A message with its length, whose only field is `inner`.
-fn framed(tag: u32, inner: &[u8]) -> Bytes {
+pub(crate) fn framed(tag: u32, inner: &[u8]) -> Bytes {
     let mut head = BytesMut::with_capacity(inner.len() + 16);
     put_field(tag, inner, &mut head);
-    let mut out = BytesMut::with_capacity(head.len() + 10);
-    encoding::encode_varint(head.len() as u64, &mut out);
-    out.put_slice(&head);
-    out.freeze()
+    framed_raw(&head)
 }
 
 /// The same, where the last field of `inner` has the value `last`, whose parts are not copied.

@@ -13,16 +13,22 @@ pub const STREAMS_PER_CONNECTION: usize = 128;
 #[derive(Debug)]
 pub struct Inbound {
     permits: Arc<Semaphore>,
+    permits_max: usize,
     accepted: VecDeque<InboundStream<Stream>>,
 }
 
 impl Default for Inbound {
     fn default() -> Self {
-        Self { permits: Arc::new(Semaphore::new(STREAMS_PER_CONNECTION)), accepted: VecDeque::new() }
+        Self::with_limit(STREAMS_PER_CONNECTION)
     }
 }
 
 impl Inbound {
+    /// At most so many streams.
+    pub fn with_limit(permits_max: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(permits_max)), permits_max, accepted: VecDeque::new() }
+    }
+
     /// The peer has opened a stream.
     pub fn opened(&mut self, stream: Stream) {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
@@ -37,6 +43,6 @@ impl Inbound {
 
     /// Whether the peer has open streams.
     pub fn is_busy(&self) -> bool {
-        self.permits.available_permits() < STREAMS_PER_CONNECTION
+        self.permits.available_permits() < self.permits_max
     }
 }

@@ -1,0 +1,486 @@
+//! Asks the other gateways of a site for blocks.
+//!
+//! Each gateway that is asked has a pool of streams, so that a look-up seldom waits for a stream to be opened, and windows
+//! of flow control have grown. One that cannot be reached, or does not answer, is not asked for some seconds (a circuit
+//! breaker): the caller then reads the block elsewhere.
+
+use super::behaviour::Ends;
+use super::breaker::Breaker;
+use super::handler::{OUTBOUND_MAX, OutboundStream, StreamWaiter};
+use super::message::{REPLY_BYTES_MAX, Reply};
+use super::metrics::{LookupResult, Metrics};
+use super::server::WAITING_INTERVAL;
+use super::{Lookup, MemberAddress};
+use crate::dag::framing::read_frame;
+use bytes::Bytes;
+use content::source_error::Stall;
+use content::{Block, Cid};
+use futures::io::BufReader;
+use futures::{AsyncBufReadExt as _, AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use libp2p::PeerId;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, timeout};
+
+/// The maximum number of look-ups in progress at one gateway that may fetch, and of others, which are faster. Further ones
+/// wait. Together they are the streams of a connection.
+const FETCHES_MAX: usize = OUTBOUND_MAX / 2;
+const READS_MAX: usize = OUTBOUND_MAX - FETCHES_MAX;
+/// How long they wait: fetches may take long, so that waiting for one of them to end is of little use.
+const FETCH_SLOT_TIMEOUT: Duration = Duration::from_millis(500);
+const READ_SLOT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a connection may take to be opened.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time for the first reply: the minimum, before any was received, and the maximum. It is generous, because a gateway
+/// whose processors are busy with cache hits answers late, and what is fetched without it is fetched twice. Longer in
+/// tests, which are not about it.
+const REPLY_TIMEOUTS: [Duration; 3] = {
+    let milliseconds = if cfg!(test) { [2_000, 2_000, 4_000] } else { [1_000, 2_000, 5_000] };
+    let [min, initial, max] = milliseconds;
+    [Duration::from_millis(min), Duration::from_millis(initial), Duration::from_millis(max)]
+};
+/// A gateway that has replied once and then sends nothing for this long hangs.
+const SILENCE_MAX: Duration = Duration::from_secs(3 * WAITING_INTERVAL.as_secs());
+/// The time for a reply from its first byte to its last.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a look-up may take in all.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(120);
+/// The maximum number of idle streams to one gateway, and how long each is kept.
+const IDLE_MAX: usize = 32;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum number of gateways whose state is kept.
+const PEERS_MAX: usize = 1000;
+
+/// Opens a connection to a gateway. The error is a reason for the log.
+pub type Connect<'a> = &'a (dyn Fn(MemberAddress) -> futures::future::BoxFuture<'a, Result<(), String>> + Sync);
+
+/// A block that another gateway has returned, verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundBlock {
+    /// The block.
+    pub block: Block,
+    /// Whether it was fetched from the network, as far as the gateway can tell.
+    pub fetched: bool,
+}
+
+/// Why a look-up returned neither a block nor that it is not stored.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// The gateway has searched the network, which made no progress.
+    #[error("the gateway of the site that was asked did not find the block: {0}")]
+    NotFound(Stall),
+    /// The gateway was not asked, or could not answer. The block may be available elsewhere.
+    #[error("another gateway of the site could not be asked: {reason}")]
+    Unavailable {
+        /// Why.
+        reason: Arc<str>,
+        /// Whether look-ups of other blocks are expected to fail as well.
+        is_lasting: bool,
+    },
+}
+
+impl LookupError {
+    /// For all blocks.
+    pub(crate) fn lasting(reason: impl Into<Arc<str>>) -> Self {
+        Self::Unavailable { reason: reason.into(), is_lasting: true }
+    }
+
+    /// For this block.
+    fn once(reason: impl Into<Arc<str>>) -> Self {
+        Self::Unavailable { reason: reason.into(), is_lasting: false }
+    }
+}
+
+/// How an exchange on a stream failed.
+#[derive(Debug)]
+enum Failure {
+    /// Before anything was received: an idle stream may have been closed by the other gateway.
+    Unanswered(io::Error),
+    /// No reply was received in time.
+    Late,
+    /// The stream broke after the first reply.
+    Broken(io::Error),
+    /// What was received is no reply, or not the block.
+    Invalid(String),
+}
+
+/// What is known of a gateway that is asked.
+#[derive(Debug)]
+struct Peer {
+    fetches: Semaphore,
+    reads: Semaphore,
+    /// Held while a connection is opened.
+    connecting: AsyncMutex<()>,
+    state: Mutex<PeerState>,
+}
+
+#[derive(Debug, Default)]
+struct PeerState {
+    /// The latest one last.
+    idle: Vec<(Instant, BufReader<OutboundStream>)>,
+    breaker: Breaker,
+    first_reply: Option<ReplyTime>,
+}
+
+/// The smoothed time until the first reply, and its mean deviation, as in RFC 6298, section 2.
+#[derive(Debug, Clone, Copy)]
+struct ReplyTime {
+    mean: f64,
+    deviation: f64,
+}
+
+impl ReplyTime {
+    fn add(estimate: Option<Self>, sample: Duration) -> Self {
+        let sample = sample.as_secs_f64();
+        match estimate {
+            None => Self { mean: sample, deviation: sample / 2.0 },
+            Some(Self { mean, deviation }) => {
+                Self { mean: 0.875 * mean + 0.125 * sample, deviation: 0.75 * deviation + 0.25 * (mean - sample).abs() }
+            }
+        }
+    }
+
+    /// After a reply that was not received within a time, which doubles it (section 5.5).
+    fn after_timeout(timeout: Duration) -> Self {
+        Self { mean: timeout.as_secs_f64(), deviation: 0.0 }
+    }
+
+    /// How long the next first reply is waited for: twice the mean, since a look-up may have to read a disk.
+    fn timeout(estimate: Option<Self>) -> Duration {
+        let [min, initial, max] = REPLY_TIMEOUTS;
+        let timeout = |Self { mean, deviation }| Duration::from_secs_f64(2.0 * mean + 4.0 * deviation).clamp(min, max);
+        estimate.map_or(initial, timeout)
+    }
+}
+
+impl Peer {
+    fn new() -> Self {
+        let [fetches, reads] = [FETCHES_MAX, READS_MAX].map(Semaphore::new);
+        Self { fetches, reads, connecting: AsyncMutex::default(), state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, PeerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_idle(&self) -> Option<BufReader<OutboundStream>> {
+        let mut state = self.state();
+        state.drop_old();
+        state.idle.pop().map(|(_, stream)| stream)
+    }
+
+    /// Keeps a stream for the next look-up. One with bytes that nobody has asked for is of no use.
+    fn keep_idle(&self, stream: BufReader<OutboundStream>) {
+        let mut state = self.state();
+        state.drop_old();
+        if state.idle.len() < IDLE_MAX && stream.buffer().is_empty() {
+            state.idle.push((Instant::now(), stream));
+        }
+    }
+
+    fn first_reply_timeout(&self) -> Duration {
+        ReplyTime::timeout(self.state().first_reply)
+    }
+
+    fn replied_after(&self, time: Duration) {
+        let mut state = self.state();
+        state.first_reply = Some(ReplyTime::add(state.first_reply, time));
+    }
+
+    fn has_not_replied_within(&self, timeout: Duration) {
+        self.state().first_reply = Some(ReplyTime::after_timeout(timeout));
+    }
+}
+
+impl PeerState {
+    fn drop_old(&mut self) {
+        self.idle.retain(|(since, _)| since.elapsed() < IDLE_TIMEOUT);
+    }
+}
+
+/// The asking side.
+#[derive(Debug)]
+pub struct Client {
+    opening: mpsc::Sender<(PeerId, StreamWaiter)>,
+    peers: Mutex<HashMap<PeerId, Arc<Peer>>>,
+    metrics: Metrics,
+}
+
+impl Client {
+    /// A client that opens streams on the connections of a behaviour.
+    pub fn new(ends: &Ends, metrics: Metrics) -> Self {
+        Self { opening: ends.opening.clone(), peers: Mutex::default(), metrics }
+    }
+
+    /// Asks a gateway for a block; `None` if it is not stored there and was not to be fetched.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub async fn look_up(
+        &self,
+        member: MemberAddress,
+        lookup: &Lookup,
+        connect: Connect<'_>,
+    ) -> Result<Option<FoundBlock>, LookupError> {
+        let (since, peer) = (Instant::now(), member.peer);
+        let asking = self.ask(member, lookup, connect);
+        let asked = timeout(LOOKUP_TIMEOUT, asking).await;
+        let (result, reply) = asked.unwrap_or_else(|_| {
+            (LookupResult::Unavailable, Err(LookupError::once("it has not finished the look-up in time")))
+        });
+        self.metrics.asked(result);
+        match &reply {
+            Ok(Some(found)) => _ = self.metrics.received_bytes.inc_by(found.block.data().len() as u64),
+            Err(LookupError::Unavailable { reason, .. }) => {
+                tracing::debug!(%peer, cid = %lookup.cid, %reason, "a look-up at another gateway of the site failed");
+            }
+            Ok(None) | Err(LookupError::NotFound(_)) => {}
+        }
+        self.metrics.seconds.observe(since.elapsed().as_secs_f64());
+        reply
+    }
+
+    async fn ask(
+        &self,
+        member: MemberAddress,
+        lookup: &Lookup,
+        connect: Connect<'_>,
+    ) -> (LookupResult, Result<Option<FoundBlock>, LookupError>) {
+        let open = || (LookupResult::Unavailable, Err(LookupError::lasting(OPEN)));
+        let peer = self.peer(member.peer);
+        if peer.state().breaker.is_open(Instant::now()) {
+            return open();
+        }
+        let (slots, patience) = match lookup.may_fetch {
+            true => (&peer.fetches, FETCH_SLOT_TIMEOUT),
+            false => (&peer.reads, READ_SLOT_TIMEOUT),
+        };
+        let Ok(Ok(_slot)) = timeout(patience, slots.acquire()).await else {
+            return (LookupResult::Unavailable, Err(LookupError::once("too many look-ups are in progress")));
+        };
+        // It may have opened since.
+        let Some(admitted) = Admitted::by(&peer) else { return open() };
+        let reply = match self.exchange_with(&peer, member, lookup, connect).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                let is_lasting = admitted.failed(error.is_definite);
+                return (error.result, Err(LookupError::Unavailable { reason: error.reason.into(), is_lasting }));
+            }
+        };
+        admitted.succeeded();
+        let result = reply.result();
+        let answer = match reply {
+            Received::Block(found) => Ok(Some(found)),
+            Received::Other(Reply::NotStored) => Ok(None),
+            Received::Other(Reply::NotFound(stall)) => Err(LookupError::NotFound(stall)),
+            Received::Other(Reply::Busy) => Err(LookupError::once("it has too many look-ups in progress")),
+            Received::Other(_) => Err(LookupError::lasting("it could not read the block")),
+        };
+        (result, answer)
+    }
+
+    fn peer(&self, peer: PeerId) -> Arc<Peer> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.len() >= PEERS_MAX && !peers.contains_key(&peer) {
+            peers.clear();
+        }
+        Arc::clone(peers.entry(peer).or_insert_with(|| Arc::new(Peer::new())))
+    }
+
+    async fn exchange_with(
+        &self,
+        peer: &Peer,
+        member: MemberAddress,
+        lookup: &Lookup,
+        connect: Connect<'_>,
+    ) -> Result<Received, AskError> {
+        if let Some(stream) = peer.take_idle() {
+            match exchange(peer, stream, lookup).await {
+                // The other gateway may have been started again: the other idle streams are of no use either.
+                Err(Failure::Unanswered(_)) => peer.state().idle.clear(),
+                received => return received.map_err(AskError::from),
+            }
+        }
+        let stream = self.open(peer, member, connect).await?;
+        Ok(exchange(peer, BufReader::new(stream), lookup).await?)
+    }
+
+    /// A new stream, on a connection that is opened if there is none.
+    async fn open(&self, peer: &Peer, member: MemberAddress, connect: Connect<'_>) -> Result<OutboundStream, AskError> {
+        if let Some(stream) = self.open_on_connection(member.peer).await {
+            return Ok(stream);
+        }
+        let peer_id = member.peer;
+        let _connecting = peer.connecting.lock().await;
+        // Others have waited for the connection as well.
+        if peer.state().breaker.is_open(Instant::now()) {
+            return Err(AskError::unavailable(OPEN, false));
+        }
+        connect(member).await.map_err(|reason| AskError::unavailable(reason, true))?;
+        let opened = self.open_on_connection(peer_id).await;
+        opened.ok_or_else(|| AskError::unavailable("it accepts no further stream", false))
+    }
+
+    async fn open_on_connection(&self, peer: PeerId) -> Option<OutboundStream> {
+        let (waiter, opened) = oneshot::channel();
+        self.opening.send((peer, waiter)).await.ok()?;
+        timeout(CONNECT_TIMEOUT, opened).await.ok()?.ok()
+    }
+}
+
+/// The reason while the circuit breaker is open.
+const OPEN: &str = "it could not be reached, or did not answer, a moment ago";
+
+/// Why a gateway gave no reply.
+#[derive(Debug)]
+struct AskError {
+    reason: String,
+    result: LookupResult,
+    /// Whether the next look-up would fail as well.
+    is_definite: bool,
+}
+
+impl AskError {
+    fn unavailable(reason: impl Into<String>, is_definite: bool) -> Self {
+        Self { reason: reason.into(), result: LookupResult::Unavailable, is_definite }
+    }
+}
+
+impl From<Failure> for AskError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unanswered(error) | Failure::Broken(error) => {
+                Self::unavailable(format!("the stream broke: {error}"), false)
+            }
+            Failure::Late => Self::unavailable("it did not answer in time", false),
+            Failure::Invalid(reason) => Self { reason, result: LookupResult::Invalid, is_definite: true },
+        }
+    }
+}
+
+/// A look-up that the circuit breaker has admitted. One that is dropped says nothing of the gateway.
+struct Admitted<'a> {
+    peer: &'a Peer,
+    is_probe: bool,
+}
+
+impl<'a> Admitted<'a> {
+    fn by(peer: &'a Peer) -> Option<Self> {
+        let is_probe = peer.state().breaker.admit(Instant::now())?;
+        Some(Self { peer, is_probe })
+    }
+
+    fn succeeded(self) {
+        self.peer.state().breaker.succeeded();
+    }
+
+    /// Whether it is open from now on.
+    fn failed(self, is_definite: bool) -> bool {
+        let mut state = self.peer.state();
+        state.breaker.failed(self.is_probe, is_definite, Instant::now());
+        let is_open = state.breaker.is_open(Instant::now());
+        if is_open {
+            state.idle.clear();
+        }
+        is_open
+    }
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        if self.is_probe {
+            self.peer.state().breaker.probe_ended();
+        }
+    }
+}
+
+/// The last reply to a look-up, with its block verified.
+#[derive(Debug)]
+enum Received {
+    Block(FoundBlock),
+    Other(Reply),
+}
+
+impl Received {
+    fn result(&self) -> LookupResult {
+        match self {
+            Self::Block(FoundBlock { fetched: true, .. }) => LookupResult::Fetched,
+            Self::Block(_) => LookupResult::Stored,
+            Self::Other(reply) => reply.result(),
+        }
+    }
+}
+
+/// Sends a look-up, and waits for its last reply. The stream becomes idle then.
+async fn exchange(peer: &Peer, mut stream: BufReader<OutboundStream>, lookup: &Lookup) -> Result<Received, Failure> {
+    let first_reply = peer.first_reply_timeout();
+    let (asked, since) = (lookup.encode(), Instant::now());
+    let late = || {
+        peer.has_not_replied_within(first_reply);
+        Failure::Late
+    };
+    let sending = timeout(first_reply, send(stream.get_mut(), &asked)).await;
+    sending.map_err(|_| late())?.map_err(Failure::Unanswered)?;
+    let first = timeout(first_reply, stream.fill_buf()).await.map_err(|_| late())?;
+    if first.map_err(Failure::Unanswered)?.is_empty() {
+        return Err(Failure::Unanswered(io::ErrorKind::UnexpectedEof.into()));
+    }
+    peer.replied_after(since.elapsed());
+    loop {
+        let next = timeout(SILENCE_MAX, stream.fill_buf()).await.map_err(|_| Failure::Late)?;
+        if next.map_err(Failure::Broken)?.is_empty() {
+            return Err(Failure::Broken(io::ErrorKind::UnexpectedEof.into()));
+        }
+        match read_reply(&mut stream).await? {
+            Reply::Waiting => {}
+            Reply::Block { data, fetched } => {
+                let block = verify(lookup.cid, data)?;
+                peer.keep_idle(stream);
+                return Ok(Received::Block(FoundBlock { block, fetched }));
+            }
+            reply => {
+                peer.keep_idle(stream);
+                return Ok(Received::Other(reply));
+            }
+        }
+    }
+}
+
+async fn send(stream: &mut (impl AsyncWrite + Unpin), lookup: &[u8]) -> io::Result<()> {
+    stream.write_all(lookup).await?;
+    stream.flush().await
+}
+
+async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Result<Reply, Failure> {
+    let frame = read_frame(stream, REPLY_BYTES_MAX, READ_TIMEOUT).await.map_err(Failure::Broken)?;
+    let frame = frame.ok_or_else(|| Failure::Broken(io::ErrorKind::UnexpectedEof.into()))?;
+    Reply::decode(frame).map_err(|error| Failure::Invalid(format!("it sent no reply: {error}")))
+}
+
+fn verify(cid: Cid, data: Bytes) -> Result<Block, Failure> {
+    Block::verify(cid, data).map_err(|error| Failure::Invalid(format!("it sent an invalid block {cid}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_for_a_reply_follows_what_was_measured_within_bounds() {
+        let [min, initial, max] = REPLY_TIMEOUTS;
+        assert_eq!(ReplyTime::timeout(None), initial);
+        let after = |sample: Duration, times: usize| (0..times).fold(None, |sum, _| Some(ReplyTime::add(sum, sample)));
+        assert_eq!(ReplyTime::timeout(after(Duration::from_millis(1), 1)), min);
+        assert_eq!(ReplyTime::timeout(after(Duration::from_secs(30), 3)), max);
+        let usual = Duration::from_millis(1_400);
+        let timeout = ReplyTime::timeout(after(usual, 50));
+        assert!((2 * usual..2 * usual + Duration::from_millis(10)).contains(&timeout), "{timeout:?}");
+        // A gateway that has become slower is waited for longer, and is measured again.
+        let late = ReplyTime::after_timeout(min);
+        assert_eq!(ReplyTime::timeout(Some(late)), (2 * min).min(max));
+        assert_eq!(ReplyTime::timeout(Some(ReplyTime::after_timeout(max))), max);
+    }
+}

@@ -1,9 +1,14 @@
-//! [`Tiers`]: RAM, disk, the shared storage of a site and an upstream as one source.
+//! [`Tiers`]: RAM, disk, the owner of a root and the shared storage of a site, and an upstream as one source.
 //!
 //! The order of checks for a request: the policy; an identity CID, which contains its block; hash functions that are
 //! not accepted; RAM; then the disk, if the operating system has the block in its page cache; then one singleflight
 //! call per block, which reads the disk, the storage that the gateways of a site share, if this gateway belongs to one,
 //! and then the upstream, and fills the faster tiers.
+//!
+//! In a site, each root has an owner among the gateways, which the others ask before they read the shared storage
+//! ([`Through::with_owner`]). What the owner returns is put into RAM and on the own disk only: it is the owner that puts
+//! it into the shared storage. Singleflight calls that ask an owner are not those that ask the upstream: two gateways
+//! may ask each other for one block, below two roots, and would wait for each other.
 //!
 //! Goals: a block that the policy rejects is not served by any tier; a hit in RAM takes no lock, future or allocation;
 //! one fetch per block; a failing disk, or a shared storage that cannot be reached, costs only speed.
@@ -50,6 +55,10 @@ pub trait LookupObserver: Send + Sync {
     /// The shared storage of the site was read for a block from `since` until now; `hit` is whether it has the block.
     fn site_read(&self, cid: &Cid, since: Instant, hit: bool);
 
+    /// The gateway of the site that owns the root was asked for a block from `since` until now; `hit` is whether it
+    /// returned it.
+    fn owner_asked(&self, cid: &Cid, since: Instant, hit: bool);
+
     /// The block is being fetched for another request, whose result this request shares.
     fn follows(&self, cid: &Cid);
 }
@@ -58,6 +67,8 @@ pub trait LookupObserver: Send + Sync {
 #[derive(Clone)]
 struct Upstream {
     source: Arc<dyn BlockSource>,
+    /// The gateway of the site that owns the root, if it is another one.
+    owner: Option<Arc<dyn BlockSource>>,
     observer: Option<Arc<dyn LookupObserver>>,
     /// What is requested after the block, if it is known.
     ahead: Option<Arc<ReadAhead>>,
@@ -65,9 +76,13 @@ struct Upstream {
 
 impl Upstream {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, FetchResult> {
+        self.get_from(&self.source, cid)
+    }
+
+    fn get_from(&self, source: &Arc<dyn BlockSource>, cid: &Cid) -> BoxFuture<'static, FetchResult> {
         match &self.ahead {
-            Some(ahead) => self.source.get_ahead(cid, ahead),
-            None => self.source.get(cid),
+            Some(ahead) => source.get_ahead(cid, ahead),
+            None => source.get(cid),
         }
     }
 }
@@ -194,6 +209,8 @@ struct Inner {
     policy: Arc<dyn Policy>,
     metrics: TierMetrics,
     flights: Singleflight<BlockKey, FetchResult>,
+    /// Those that ask the owner of a root.
+    owner_flights: Singleflight<BlockKey, FetchResult>,
 }
 
 impl std::fmt::Debug for Tiers {
@@ -237,8 +254,9 @@ impl Tiers {
             store.set_is_hot(Box::new(move |key| hot.holds(key)));
             store.set_is_withheld(withheld_by(&policy));
         }
-        let (disk, store, flights) = (FillTarget::new(disk), FillTarget::new(store), Singleflight::default());
-        Self { inner: Arc::new(Inner { ram, disk, store, site, policy, metrics, flights }) }
+        let (disk, store) = (FillTarget::new(disk), FillTarget::new(store));
+        let [flights, owner_flights] = Default::default();
+        Self { inner: Arc::new(Inner { ram, disk, store, site, policy, metrics, flights, owner_flights }) }
     }
 
     /// The blocks stored locally or in the shared storage, for untrusted peers, and for work of the gateway that must
@@ -264,7 +282,8 @@ impl Tiers {
 
     /// The same, with an observer of the look-ups of one request.
     pub fn observed(&self, upstream: Arc<dyn BlockSource>, observer: Option<Arc<dyn LookupObserver>>) -> Through {
-        Through { inner: Arc::clone(&self.inner), upstream: Upstream { source: upstream, observer, ahead: None } }
+        let upstream = Upstream { source: upstream, owner: None, observer, ahead: None };
+        Through { inner: Arc::clone(&self.inner), upstream }
     }
 
     /// An upstream whose blocks are counted as those of the network tier, for a reader that stores them itself. It
@@ -563,6 +582,22 @@ impl Inner {
             self.fill_ram(&cid, key, block.data())?;
             return Ok(block);
         }
+        if let Some(owner) = &upstream.owner {
+            return match self.ask_owner(owner, &upstream, &cid).await {
+                // It cannot be asked. What others fetch without it is shared.
+                Err(SourceError::Closed) => self.fetch_without_owner(upstream, cid, key).await,
+                // What follows the block is requested from the owner, and not a second time.
+                Err(SourceError::NotFound { .. }) => {
+                    self.fetch_without_owner(Upstream { ahead: None, ..upstream }, cid, key).await
+                }
+                // It may be unable to read the shared storage.
+                Err(error @ SourceError::Stalled { .. }) => match self.find_in_site_observed(&upstream, &cid).await {
+                    Ok(Some(block)) => self.keep(key, block, &self.disk).await,
+                    _ => Err(error),
+                },
+                returned => self.keep(key, returned?, &self.disk).await,
+            };
+        }
         let site_failed = match self.find_in_site_observed(&upstream, &cid).await {
             Ok(Some(block)) => return self.keep(key, block, &self.disk).await,
             missing => missing.err(),
@@ -573,6 +608,26 @@ impl Inner {
             (result, _) => result?,
         };
         self.keep(key, block, &self.store).await
+    }
+
+    /// Joins the call of those that do not ask the owner. Its type is not the caller's own, which calls it.
+    fn fetch_without_owner(
+        self: Arc<Self>,
+        upstream: Upstream,
+        cid: Cid,
+        key: BlockKey,
+    ) -> BoxFuture<'static, FetchResult> {
+        self.join(Upstream { owner: None, ..upstream }, cid, key).boxed()
+    }
+
+    /// Asks the owner of a root. What it returns is verified.
+    async fn ask_owner(&self, owner: &Arc<dyn BlockSource>, upstream: &Upstream, cid: &Cid) -> FetchResult {
+        let since = Instant::now();
+        let returned = upstream.get_from(owner, cid).await;
+        if let Some(observer) = &upstream.observer {
+            observer.owner_asked(cid, since, returned.is_ok());
+        }
+        returned?.under(cid).ok_or(SourceError::Corrupt { cid: *cid })
     }
 
     async fn find_in_site_observed(&self, upstream: &Upstream, cid: &Cid) -> Result<Option<Block>, SourceError> {
@@ -611,8 +666,9 @@ impl Inner {
 
     async fn join(self: Arc<Self>, upstream: Upstream, cid: Cid, key: BlockKey) -> FetchResult {
         let start = Instant::now();
+        let flights = if upstream.owner.is_some() { &self.owner_flights } else { &self.flights };
         let fetch = || Arc::clone(&self).spawn_fetch(upstream.clone(), cid, key);
-        let call = self.flights.join(key, fetch);
+        let call = flights.join(key, fetch);
         if call.1 {
             self.metrics.followers.inc();
             if let Some(observer) = &upstream.observer {
@@ -621,7 +677,7 @@ impl Inner {
         }
         // The limits of the leader's client do not apply to followers.
         let leader_only = |outcome: &FetchResult| outcome.as_ref().is_err_and(SourceError::is_of_client);
-        let (outcome, is_follower) = self.flights.land(key, call, fetch, leader_only).await;
+        let (outcome, is_follower) = flights.land(key, call, fetch, leader_only).await;
         let outcome = match outcome {
             // The leader may have asked another upstream. A follower that joined late still has time for a search.
             Err(SourceError::Stalled { stall, .. }) if is_follower && start.elapsed() < stall.waited / 2 => {
@@ -779,6 +835,18 @@ impl BlockSource for Local {
 pub struct Through {
     inner: Arc<Inner>,
     upstream: Upstream,
+}
+
+impl Through {
+    /// Blocks that are neither in RAM nor on the disk are requested from `owner`, the gateway of the site that owns the
+    /// root, before the shared storage is read. If it fails with [`SourceError::Closed`], it cannot be asked, and the block
+    /// is looked up in the shared storage and the upstream; the same with [`SourceError::NotFound`], but what follows the
+    /// block is not read ahead, since the owner is asked for it. Its other errors are those of the look-up.
+    #[must_use]
+    pub fn with_owner(mut self, owner: Option<Arc<dyn BlockSource>>) -> Self {
+        self.upstream.owner = owner;
+        self
+    }
 }
 
 impl BlockSource for Through {

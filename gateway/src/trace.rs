@@ -6,6 +6,7 @@
 //! │ ├ ipns search, dnslink query a name that was not cached
 //! │ └ block                      one block that was not in memory: its CID, tier and size
 //! │   ├ disk read                whether the disk had it
+//! │   ├ owner lookup             whether the gateway of a site that owns the root returned it
 //! │   ├ site read                whether the storage that the gateways of a site share had it
 //! │   └ network fetch            from the permit to the verified block
 //! └ network session              blocks and bytes that the network has sent for the request
@@ -489,6 +490,10 @@ impl LookupObserver for RequestTrace {
 
     fn site_read(&self, cid: &Cid, since: Instant, hit: bool) {
         self.tier_read(ContentTier::Site, cid, since, ("site read", "causeway.site.hit"), hit);
+    }
+
+    fn owner_asked(&self, cid: &Cid, since: Instant, hit: bool) {
+        self.tier_read(ContentTier::Site, cid, since, ("owner lookup", "causeway.owner.hit"), hit);
     }
 
     fn follows(&self, cid: &Cid) {

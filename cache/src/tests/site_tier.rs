@@ -582,6 +582,10 @@ impl LookupObserver for Lookups {
         self.0.lock().expect("no panic").push(("site", hit));
     }
 
+    fn owner_asked(&self, _: &Cid, _: Instant, hit: bool) {
+        self.0.lock().expect("no panic").push(("owner", hit));
+    }
+
     fn follows(&self, _: &Cid) {}
 }
 
@@ -607,4 +611,115 @@ async fn an_observer_learns_of_reads_of_the_shared_storage() {
     );
     _ = alone.observed(Network::new(None), Some(lookups.clone())).get(block.cid()).await;
     assert_eq!(*lookups.0.lock().expect("no panic"), [("disk", false)]);
+}
+
+/// The gateway that owns the root: an upstream that can wait, or fail.
+struct Owner {
+    answer: Result<Block, SourceError>,
+    asked: AtomicUsize,
+    gate: Arc<Semaphore>,
+}
+
+impl Owner {
+    fn new(answer: Result<Block, SourceError>) -> Arc<Self> {
+        Arc::new(Self { answer, asked: 0.into(), gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)) })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+impl BlockSource for Owner {
+    fn get(&self, _: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let (answer, gate) = (self.answer.clone(), Arc::clone(&self.gate));
+        async move {
+            gate.acquire().await.map_err(|_| SourceError::Closed)?.forget();
+            answer
+        }
+        .boxed()
+    }
+
+    fn has(&self, _: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        ready(Ok(false)).boxed()
+    }
+}
+
+#[tokio::test]
+async fn the_owner_of_a_root_is_asked_after_the_disk_and_before_the_shared_storage() {
+    let block = text();
+    for (holder, owner_hit, expected) in [
+        (Holder::Disk, true, vec![("disk", true)]),
+        (Holder::Network, true, vec![("disk", false), ("owner", true)]),
+        (Holder::Site, true, vec![("disk", false), ("owner", true)]),
+        (Holder::Site, false, vec![("disk", false), ("owner", false), ("disk", false), ("site", true)]),
+        (Holder::Network, false, vec![("disk", false), ("owner", false), ("disk", false), ("site", false)]),
+    ] {
+        let (member, network) = world(holder, &block).await;
+        let answer = if owner_hit { Ok(block.clone()) } else { Err(SourceError::Closed) };
+        let (owner, lookups) = (Owner::new(answer), Arc::<Lookups>::default());
+        let source = member.tiers.observed(network.clone(), Some(lookups.clone())).with_owner(Some(owner.clone()));
+        let case = format!("{holder:?}, {owner_hit}");
+        assert_eq!(source.get(block.cid()).await.as_ref(), Ok(&block), "{case}");
+        assert_eq!(*lookups.0.lock().expect("no panic"), expected, "{case}");
+        if owner.asked() > 0 && owner_hit {
+            let in_site = holder == Holder::Site;
+            assert_eq!(
+                member.holders(&block).await,
+                [true, true, in_site],
+                "the owner puts it into the storage: {case}"
+            );
+            assert_eq!((network.asked(), member.for_clients.reads()), (0, 0), "{case}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_the_owner_answers_is_the_answer() {
+    let block = text();
+    let cid = *block.cid();
+    let stalled = SourceError::Stalled { cid, stall: Default::default() };
+    let busy = SourceError::Busy { retry_after: Duration::from_secs(1) };
+    for error in [stalled, busy] {
+        let (member, network) = world(Holder::Network, &block).await;
+        let owner = Owner::new(Err(error.clone()));
+        let source = member.tiers.through(network.clone()).with_owner(Some(owner.clone()));
+        assert_eq!(source.get(&cid).await, Err(error), "the network was searched, or is not to be");
+        assert_eq!((owner.asked(), network.asked()), (1, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_asks_the_owner_does_not_hold_up_one_that_does_not() {
+    let block = text();
+    let (member, network) = world(Holder::Network, &block).await;
+    let owner = Owner::new(Ok(block.clone()));
+    owner.gate.forget_permits(Semaphore::MAX_PERMITS);
+    let through = member.tiers.through(network.clone());
+    let asking = tokio::spawn(through.clone().with_owner(Some(owner.clone())).get(block.cid()));
+    until(|| owner.asked() == 1).await;
+    // The owner, whose own client waits for this gateway in turn, is answered.
+    assert_eq!(through.get(block.cid()).await.as_ref(), Ok(&block));
+    assert!(!asking.is_finished());
+    owner.gate.add_permits(1);
+    assert_eq!(asking.await.expect("no panic").as_ref(), Ok(&block));
+}
+
+#[tokio::test]
+async fn all_requests_for_a_block_ask_the_owner_once_and_then_the_network_once() {
+    let block = text();
+    for answer in [Ok(block.clone()), Err(SourceError::Closed)] {
+        let (member, network) = world(Holder::Network, &block).await;
+        let owner = Owner::new(answer.clone());
+        owner.gate.forget_permits(Semaphore::MAX_PERMITS);
+        let source = member.tiers.through(network.clone()).with_owner(Some(owner.clone()));
+        let asking = (0..50).map(|_| tokio::spawn(source.get(block.cid()))).collect::<Vec<_>>();
+        until(|| owner.asked() == 1 && member.metrics.followers.get() == 49).await;
+        owner.gate.add_permits(1);
+        for got in asking {
+            assert_eq!(got.await.expect("no panic").as_ref(), Ok(&block));
+        }
+        assert_eq!((owner.asked(), network.asked()), (1, usize::from(answer.is_err())));
+    }
 }

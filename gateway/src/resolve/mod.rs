@@ -5,10 +5,12 @@
 //! | [`paths`] | the cache of resolved paths |
 //! | [`path_resolver`] | one path resolution for concurrent requests (singleflight) |
 //! | [`redirects`] | the cached `_redirects` of sites |
+//! | [`owner`] | the gateway of a site that owns a root, as a source of blocks |
 //! | [`source`] | where blocks come from: RAM, disk, and the network with a permit |
 //! | [`content_type`] | the media type of a file |
 
 pub mod content_type;
+pub mod owner;
 pub mod path_resolver;
 pub mod paths;
 pub mod redirects;

@@ -388,7 +388,11 @@ pub struct FetchPermits {
 }
 
 impl FetchPermits {
-    async fn acquire(&self) -> Result<Arc<Permit>, SourceError> {
+    /// The permit of the request, which is taken if it has none.
+    ///
+    /// # Errors
+    /// [`SourceError::Busy`] or [`SourceError::RateLimited`].
+    pub(super) async fn acquire(&self) -> Result<Arc<Permit>, SourceError> {
         let mut held = self.permit.lock().await;
         if let Some(permit) = held.upgrade() {
             if self.client.is_background {
@@ -451,9 +455,14 @@ impl FetchPermits {
         self.client.trace.clone().map(|trace| trace as _)
     }
 
+    /// Records that a tier was read for the request.
+    pub(super) fn record_tier(&self, tier: Tier) {
+        self.farthest.record_tier(tier);
+    }
+
     /// Charges the client for a block that was fetched.
-    fn charge(&self, fetched: &Result<Block, SourceError>) {
-        if let (Some(rates), Ok(block)) = (&self.client.rates, fetched) {
+    pub(super) fn charge_for(&self, block: &Block) {
+        if let Some(rates) = &self.client.rates {
             rates.charge(self.client.address, block.data().len());
         }
     }
@@ -477,6 +486,12 @@ impl LookupObserver for RequestLookups {
         self.farthest.record_tier(Tier::Site);
         if let Some(trace) = &self.trace {
             trace.site_read(cid, since, hit);
+        }
+    }
+
+    fn owner_asked(&self, cid: &Cid, since: Instant, hit: bool) {
+        if let Some(trace) = &self.trace {
+            trace.owner_asked(cid, since, hit);
         }
     }
 
@@ -518,7 +533,7 @@ impl PermitSource {
                 trace.count(ContentTier::Network);
             }
             drop(permit);
-            gate.charge(&fetched);
+            fetched.iter().for_each(|block| gate.charge_for(block));
             fetched
         }
         .boxed()

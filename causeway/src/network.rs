@@ -2,12 +2,16 @@
 
 use cache::{BlockStore, Held, Tiers};
 use config::{ConfigError, Loaded};
-use content::{BlockSource, Cid, MemoryBlocks, NameResolver, Policy};
+use content::{Block, BlockSource, Cid, MemoryBlocks, NameResolver, Policy, ReadAhead, SourceError};
+use futures::future::BoxFuture;
+use gateway::resolve::owner::{AskOwner, OwnerSource};
 use gateway::resolve::source::{OpenSession, PermitSource, Sources};
 use gateway::routing_v1::finder::NetworkFinder;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
 use libp2p::{Multiaddr, PeerId};
+use p2p_bridge::member_lookup::MemberAddress;
+use p2p_bridge::member_lookup::server::{Answering, OpenSession as OpenMemberSession};
 use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::{self, Publisher};
 use p2p_bridge::names::{Names, NamesOptions};
@@ -20,10 +24,14 @@ use services::p2p;
 use services::pinning::PinNetwork;
 use std::error::Error;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Creates a source of blocks that peers have below a root, with an observer if a request is traced.
 type Upstream = dyn Fn(&Cid, Option<Arc<dyn SessionObserver>>) -> Arc<dyn BlockSource> + Send + Sync;
+
+/// The other gateway of the site that owns a root.
+pub type Owners = Arc<dyn Fn(&Cid) -> Option<MemberAddress> + Send + Sync>;
 
 /// The network, or offline mode.
 pub enum Network {
@@ -53,15 +61,39 @@ impl Network {
         Ok(Self::Online(bridge.map_err(|error| setting_error(loaded, &error))?))
     }
 
-    /// The sources of blocks for requests: the tiers, and behind them the network.
-    pub fn sources(&self, tiers: &Tiers, fetches: Limiter) -> Sources {
-        let upstream = self.upstream();
+    /// The sources of blocks for requests: the tiers, and behind them the network. In a site, the owner of a root is
+    /// asked for its blocks.
+    pub fn sources(&self, tiers: &Tiers, fetches: Limiter, owners: Option<Owners>) -> Sources {
+        let (upstream, ask_owner) = (self.upstream(), self.ask_owner(owners));
         let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
         let open_session: Box<OpenSession> = Box::new(move |root, gate| {
             let (lookups, session) = (gate.lookup_observer(), gate.session_observer());
-            Arc::new(tiers.observed(Arc::new(PermitSource::new(upstream(root, session), gate)), lookups))
+            let owner = ask_owner(root).map(|ask| Arc::new(OwnerSource::new(*root, ask, gate.clone())) as _);
+            let network = Arc::new(PermitSource::new(upstream(root, session), gate));
+            Arc::new(tiers.observed(network, lookups).with_owner(owner))
         });
         Sources { local, open_session, fetches: Arc::new(fetches), policy }
+    }
+
+    /// How the owner of a root is asked, if it is another gateway.
+    fn ask_owner(&self, owners: Option<Owners>) -> Box<dyn Fn(&Cid) -> Option<Arc<AskOwner>> + Send + Sync> {
+        let (Self::Online(bridge), Some(owners)) = (self, owners) else { return Box::new(|_| None) };
+        let bridge = bridge.clone();
+        Box::new(move |root| {
+            let (bridge, owner) = (bridge.clone(), owners(root)?);
+            Some(Arc::new(move |lookup| bridge.look_up_at(owner.clone(), lookup)) as _)
+        })
+    }
+
+    /// Answers the other gateways of the site with what they ask for: what is stored, and what the network has.
+    pub fn answer_members(&self, tiers: &Tiers) {
+        let Self::Online(bridge) = self else { return };
+        let (stored, tiers, network) = (Arc::new(tiers.held()), tiers.clone(), bridge.clone());
+        let open_session: Box<OpenMemberSession> = Box::new(move |root, has_fetched| {
+            let upstream = Arc::new(Noticed { source: network.session(root), used: has_fetched });
+            Arc::new(tiers.through(upstream))
+        });
+        bridge.answer_members(Answering { stored, open_session });
     }
 
     /// The blocks of peers, in a session for each root.
@@ -212,6 +244,28 @@ impl Network {
         if let Self::Online(bridge) = self {
             bridge.shutdown().await;
         }
+    }
+}
+
+/// A source that sets a flag when it is used.
+struct Noticed {
+    source: Arc<dyn BlockSource>,
+    used: Arc<AtomicBool>,
+}
+
+impl BlockSource for Noticed {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.used.store(true, Ordering::Relaxed);
+        self.source.get(cid)
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.used.store(true, Ordering::Relaxed);
+        self.source.get_ahead(cid, ahead)
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.source.has(cid)
     }
 }
 

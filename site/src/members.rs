@@ -1,7 +1,8 @@
 //! [`Members`]: this gateway as a member of its site, and the others.
 //!
 //! Goals: a gateway that has stopped is known as such within 15 seconds; every key of the site is provided to the network
-//! by two gateways, however many there are, and by all while the members are not known.
+//! by two gateways, however many there are, and by all while the members are not known; each root has one owner, which
+//! the others ask for its blocks.
 //!
 //! Non-goals: what must not be done by two gateways at a time, which the database decides
 //! ([`crate::database::DatabaseClaims`]): two gateways may for a moment have different members in mind.
@@ -12,7 +13,7 @@ use cache::StoreError;
 use content::hashes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -23,6 +24,8 @@ const PROVIDERS: usize = 2;
 const LIST_AGE_MAX: Duration = Duration::from_secs(600);
 /// How long members are listed after their lease has ended.
 const LISTED_AFTER: Duration = Duration::from_secs(86_400);
+/// Addresses of a gateway that others are told.
+const ADDRESSES_MAX: usize = 16;
 /// How long the end of a process waits for the end of its lease.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -41,6 +44,19 @@ impl Default for MemberOptions {
     }
 }
 
+/// Finds out at which addresses the others can reach this gateway, as multiaddrs.
+pub type AddressLookup = Box<dyn Fn() -> BoxFuture<'static, Vec<String>> + Send + Sync>;
+/// Is told of the running gateways whenever they were read.
+pub type OnMembers = Box<dyn Fn(&[Member]) + Send + Sync>;
+
+/// What members have to do with the network.
+pub struct Reach {
+    /// Where this gateway is reached. Without an address it owns no root.
+    pub addresses: AddressLookup,
+    /// What is done with the running gateways.
+    pub on_members: OnMembers,
+}
+
 /// The members of a site. The lease of this gateway is renewed until this is dropped or [left](Members::leave).
 #[derive(Debug)]
 pub struct Members {
@@ -53,8 +69,18 @@ pub struct Members {
 /// The latest list.
 #[derive(Debug, Default)]
 struct Known {
-    alive: Arc<[String]>,
+    alive: Arc<[Member]>,
     read: Option<Instant>,
+}
+
+impl Known {
+    /// The running gateways; none if they were not read lately.
+    fn current(&self) -> Arc<[Member]> {
+        match self.read {
+            Some(read) if read.elapsed() < LIST_AGE_MAX => Arc::clone(&self.alive),
+            _ => Arc::default(),
+        }
+    }
 }
 
 impl Members {
@@ -63,12 +89,18 @@ impl Members {
     ///
     /// # Errors
     /// [`DatabaseError::Settings`].
-    pub fn join(database: Database, me: Identity, options: &MemberOptions) -> Result<Self, DatabaseError> {
+    pub fn join(
+        database: Database,
+        me: Identity,
+        reach: Reach,
+        options: &MemberOptions,
+    ) -> Result<Self, DatabaseError> {
         let (table, known) = (Arc::new(DatabaseMembers::new(database, me)?), Arc::<Mutex<Known>>::default());
         let renewal = Renewal {
             table: Arc::clone(&table),
             known: Arc::clone(&known),
             database: EngineState::default(),
+            reach,
             options: options.clone(),
         };
         let database = renewal.database.clone();
@@ -95,16 +127,27 @@ impl Members {
 
     /// The number of gateways that run, this one included; `None` if it was not read lately.
     pub fn count_alive(&self) -> Option<usize> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.read.is_some_and(|read| read.elapsed() < LIST_AGE_MAX).then_some(known.alive.len())
+        Some(self.known().current().len()).filter(|gateways| *gateways > 0)
+    }
+
+    /// The gateway that owns a root: of those with addresses the one with the highest rendezvous weight, SHA-256 of the
+    /// peer ID and the key, a binary multihash. `None` if it is this one, or if the gateways are not known.
+    pub fn owner(&self, key: &[u8]) -> Option<Member> {
+        let alive = self.known().current();
+        let reachable = alive.iter().filter(|member| !member.addresses.is_empty());
+        let owner = reachable.max_by_key(|member| weight(&member.peer_id, key))?;
+        Some(owner).filter(|owner| owner.peer_id != self.table.peer_id()).cloned()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Decides which keys this gateway provides to the network, with the members that are known now.
     pub fn share_of_keys(&self) -> KeyShare {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_current = known.read.is_some_and(|read| read.elapsed() < LIST_AGE_MAX);
         let me = self.table.peer_id();
-        let others = known.alive.iter().filter(|member| is_current && *member != me).cloned().collect();
+        let peer_ids = self.known().current().iter().map(|member| member.peer_id.clone()).collect::<Vec<_>>();
+        let others = peer_ids.into_iter().filter(|peer_id| peer_id != me).collect();
         KeyShare { me: me.to_owned(), others }
     }
 
@@ -131,6 +174,7 @@ struct Renewal {
     table: Arc<DatabaseMembers>,
     known: Arc<Mutex<Known>>,
     database: EngineState,
+    reach: Reach,
     options: MemberOptions,
 }
 
@@ -144,6 +188,7 @@ impl Renewal {
             match self.database.observe(self.renew(is_first)).await {
                 Ok(alive) => {
                     is_first = false;
+                    (self.reach.on_members)(&alive);
                     let read = Some(Instant::now());
                     *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { alive, read };
                 }
@@ -152,17 +197,18 @@ impl Renewal {
         }
     }
 
-    async fn renew(&self, is_first: bool) -> Result<Arc<[String]>, DatabaseError> {
+    async fn renew(&self, is_first: bool) -> Result<Arc<[Member]>, DatabaseError> {
+        let mut addresses = (self.reach.addresses)().await;
+        addresses.truncate(ADDRESSES_MAX);
         // The first one replaces the row of the process before.
-        if self.table.renew(self.options.lease).await? == Renewed::Other && !is_first {
+        if self.table.renew(self.options.lease, &addresses).await? == Renewed::Other && !is_first {
             tracing::warn!(
                 peer_id = self.table.peer_id(),
                 "another gateway of the site has the same peer ID: give each a data_dir of its own, and do not copy one"
             );
         }
         self.table.remove_old(LISTED_AFTER).await?;
-        let alive = self.table.list().await?.into_iter().filter(|member| member.is_alive);
-        Ok(alive.map(|member| member.peer_id).collect())
+        Ok(self.table.list().await?.into_iter().filter(|member| member.is_alive).collect())
     }
 }
 

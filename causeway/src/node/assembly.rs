@@ -6,7 +6,7 @@
 //! Non-goals: the parts themselves; sockets ([`super::listeners`]); the drain of a node ([`super::Node::drain`]).
 
 use super::Certificates;
-use super::site::Site;
+use super::site::{Site, owners};
 use crate::network::Network;
 use crate::process;
 use admin::Admin;
@@ -164,9 +164,10 @@ impl<'a> Assembly<'a> {
         let (loaded, registry) = (self.loaded, &mut self.registry);
         let Storage { store, tiers, policy, .. } = storage;
         let network = Network::start(loaded, Arc::new(PeerSource::of(tiers)), policy, registry).await?;
-        let members = storage.site.as_ref().map(|site| site.join(network.peer_id())).transpose()?;
+        let members = storage.site.as_ref().map(|site| site.join(&network)).transpose()?;
         if let Some((site, members)) = storage.site.as_ref().zip(members.as_ref()) {
             registry.register_collector(Box::new(site.metrics(members)));
+            network.answer_members(tiers);
         }
         let welcome = welcome_site(loaded, &**store).await;
         network.provide(&**store, loaded.config.p2p.provide).await;
@@ -174,7 +175,7 @@ impl<'a> Assembly<'a> {
         let publisher = network.publisher(loaded, keys, &names, registry).await?;
         let http = &loaded.config.http;
         let fetches = Limiter::new(size(http.misses_max), size(http.client_misses_max));
-        let sources = Arc::new(network.sources(tiers, fetches));
+        let sources = Arc::new(network.sources(tiers, fetches, members.as_ref().map(owners)));
         Ok(Reached { network, names, publisher, welcome, members, sources })
     }
 
@@ -308,7 +309,7 @@ impl<'a> Assembly<'a> {
         Operations::new(operations::Dependencies {
             gateway: Arc::clone(gateway),
             tiers: storage.tiers.clone(),
-            sources: Arc::new(reached.network.sources(&storage.tiers, fetches)),
+            sources: Arc::new(reached.network.sources(&storage.tiers, fetches, reached.members.as_ref().map(owners))),
             names: Arc::clone(&reached.names),
             bridge: reached.network.bridge(),
             health: Arc::clone(&self.health),

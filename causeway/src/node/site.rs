@@ -2,6 +2,7 @@
 //!
 //! Non-goals: a gateway that is alone, for which nothing of this is used.
 
+use crate::network::{Network, Owners};
 use crate::process::VERSION;
 use admin::operations::health::{EngineFailure, EngineFailures, SiteEngine};
 use admin::operations::site::SiteLookup;
@@ -11,7 +12,8 @@ use cache::{BlockStore, StoreError};
 use config::{ConfigError, Loaded};
 use content::stored::CompressionOptions;
 use futures::future::FutureExt as _;
-use libp2p::PeerId;
+use p2p_bridge::Bridge;
+use p2p_bridge::member_lookup::MemberAddress;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -19,8 +21,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use services::control_log::{ControlLog, ControlLogError};
 use services::pinning::Coordination;
 use site::database::{Database, Identity, Member};
-use site::members::{MemberOptions, Members};
+use site::members::{MemberOptions, Members, Reach};
 use site::store::{SiteStore, SiteStoreOptions};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -91,15 +94,16 @@ impl Site {
         }
     }
 
-    /// Makes the gateway a member.
+    /// Makes the gateway a member, which the others reach at the addresses of its listeners for peers.
     ///
     /// # Errors
     /// Without random numbers.
-    pub fn join(&self, peer_id: PeerId) -> anyhow::Result<Arc<Members>> {
+    pub fn join(&self, network: &Network) -> anyhow::Result<Arc<Members>> {
         // Only Linux has the file.
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-        let me = Identity { peer_id: peer_id.to_string(), host, version: VERSION.to_owned() };
-        let members = Arc::new(Members::join(self.database.clone(), me, &MemberOptions::default())?);
+        let me = Identity { peer_id: network.peer_id().to_string(), host, version: VERSION.to_owned() };
+        let members = Members::join(self.database.clone(), me, reach(network.bridge()), &MemberOptions::default());
+        let members = Arc::new(members?);
         self.store.set_members(Arc::clone(&members));
         Ok(members)
     }
@@ -166,7 +170,7 @@ async fn view(store: &SiteStore, members: &Members, description: Description) ->
 }
 
 fn gateway_view(member: Member, this: &str) -> SiteGatewayView {
-    let Member { peer_id, host, version, started, seen_ago, is_alive } = member;
+    let Member { peer_id, host, version, started, seen_ago, is_alive, addresses: _ } = member;
     SiteGatewayView {
         is_this: peer_id == this,
         peer_id,
@@ -189,6 +193,36 @@ async fn log_own_pins(disk: &dyn BlockStore) -> Result<(), StoreError> {
         );
     }
     Ok(())
+}
+
+/// Where the others reach this gateway, and who they are for the network. In offline mode neither.
+fn reach(bridge: Option<Bridge>) -> Reach {
+    let told = bridge.clone();
+    Reach {
+        addresses: Box::new(move || {
+            let bridge = bridge.clone();
+            async move {
+                let Some(bridge) = bridge else { return Vec::new() };
+                bridge.addresses().await.iter().map(ToString::to_string).collect()
+            }
+            .boxed()
+        }),
+        on_members: Box::new(move |members| {
+            let peers = members.iter().filter_map(|member| member.peer_id.parse().ok()).collect();
+            told.iter().for_each(|bridge| bridge.set_members(HashSet::clone(&peers)));
+        }),
+    }
+}
+
+/// The gateways that own roots, as they are asked.
+pub(super) fn owners(members: &Arc<Members>) -> Owners {
+    let members = Arc::clone(members);
+    Arc::new(move |root| {
+        let Member { peer_id, addresses, .. } = members.owner(&root.hash().to_bytes())?;
+        // What is no address of this release is left out.
+        let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        Some(MemberAddress { peer: peer_id.parse().ok()?, addresses })
+    })
 }
 
 /// Whether the engines of the site can be used, and the number of its gateways.

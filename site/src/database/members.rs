@@ -22,6 +22,8 @@ pub struct Member {
     pub host: String,
     /// Its release.
     pub version: String,
+    /// The addresses of its listeners for peers, as multiaddrs.
+    pub addresses: Vec<String>,
     /// When the process was started.
     pub started: SystemTime,
     /// The time since it renewed its lease.
@@ -52,12 +54,13 @@ struct Statements {
 impl Statements {
     fn of(schema: &str) -> Self {
         Self {
-            // Returns the process of the row before. $1 to $4: what the gateway is; $5: the lease.
+            // Returns the process of the row before. $1 to $4 and $6: what the gateway is; $5: the lease.
             renew: format!(
-                "INSERT INTO \"{schema}\".gateway AS known (peer_id, process, host, version, lease_end)
-                VALUES ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 millisecond')
+                "INSERT INTO \"{schema}\".gateway AS known (peer_id, process, host, version, lease_end, addresses)
+                VALUES ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 millisecond', $6)
                 ON CONFLICT (peer_id) DO UPDATE SET
                     process = excluded.process, host = excluded.host, version = excluded.version,
+                    addresses = excluded.addresses,
                     seen = clock_timestamp(), lease_end = excluded.lease_end,
                     started = CASE WHEN known.process = excluded.process THEN known.started ELSE clock_timestamp() END
                 RETURNING (SELECT process FROM \"{schema}\".gateway WHERE peer_id = $1)"
@@ -67,7 +70,7 @@ impl Statements {
             ),
             list: format!(
                 "SELECT peer_id, host, version, (extract(epoch FROM started) * 1000)::bigint,
-                    (extract(epoch FROM clock_timestamp() - seen) * 1000)::bigint, lease_end > clock_timestamp()
+                    (extract(epoch FROM clock_timestamp() - seen) * 1000)::bigint, lease_end > clock_timestamp(), addresses
                 FROM \"{schema}\".gateway ORDER BY peer_id LIMIT $1"
             ),
             leave: format!("DELETE FROM \"{schema}\".gateway WHERE peer_id = $1 AND process = $2"),
@@ -112,19 +115,20 @@ impl DatabaseMembers {
         &self.me.peer_id
     }
 
-    /// Begins or renews the lease of this gateway.
+    /// Begins or renews the lease of this gateway, which listens for peers at these addresses.
     ///
     /// # Errors
     /// [`DatabaseError`].
-    pub async fn renew(&self, lease: Duration) -> Result<Renewed, DatabaseError> {
+    pub async fn renew(&self, lease: Duration, addresses: &[String]) -> Result<Renewed, DatabaseError> {
         let (Identity { peer_id, host, version }, lease) = (&self.me, milliseconds(lease));
         let rows = self.session.run(async |session| {
-            let parameters: [Parameter<'_>; 5] = [
+            let parameters: [Parameter<'_>; 6] = [
                 (peer_id, Type::TEXT),
                 (&self.process, Type::INT8),
                 (host, Type::TEXT),
                 (version, Type::TEXT),
                 (&lease, Type::FLOAT8),
+                (&addresses, Type::TEXT_ARRAY),
             ];
             session.query_typed(&self.statements.renew, &parameters).await
         });
@@ -182,5 +186,6 @@ fn member(row: &Row) -> Result<Member, tokio_postgres::Error> {
         started: UNIX_EPOCH + duration(3)?,
         seen_ago: duration(4)?,
         is_alive: row.try_get(5)?,
+        addresses: row.try_get(6)?,
     })
 }

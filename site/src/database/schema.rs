@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 /// The statements that bring the tables from each version to the next. A released one never changes.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     "
     CREATE TABLE log_head (
         single boolean PRIMARY KEY DEFAULT true CHECK (single),
@@ -261,6 +261,9 @@ const MIGRATIONS: [&str; 3] = [
     INSERT INTO control_head (position, tag) VALUES (0, 0);
     CREATE TABLE control_entry (LIKE log_entry INCLUDING ALL);
     CREATE TABLE control_record (LIKE record INCLUDING ALL);
+",
+    "
+    ALTER TABLE gateway ADD COLUMN addresses text[] NOT NULL DEFAULT '{}';
 ",
 ];
 /// Migrations last as long as they need, and other gateways wait for them.

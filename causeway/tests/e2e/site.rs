@@ -5,16 +5,19 @@ use crate::engines::server::{BUCKET, KEY_ID, SECRET, Server};
 use crate::engines::support::Postgres;
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::haproxy::{HaProxy, shipped};
+use crate::support::metrics::Metrics;
 use crate::support::nginx::free_address;
 use crate::support::noise::Noise;
 use crate::support::{client, eventually};
+use futures::future::join_all;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::time::timeout;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const NAME: &str = "e2e";
@@ -231,6 +234,150 @@ async fn content_is_fetched_once_for_the_site() {
     for node in [&one, &other] {
         until_pinned(node, id).await;
     }
+    for node in [one, other] {
+        node.stop().await;
+    }
+}
+
+/// The block bytes that a node has sent to peers.
+fn sent_bytes(metrics: &Metrics) -> u64 {
+    let transfers = ["plain", "packed"].map(|form| format!("causeway_dag_sent_bytes_total{{form=\"{form}\"}}"));
+    transfers.iter().map(|name| metrics.sample(name)).sum::<u64>() + metrics.sample("causeway_bitswap_sent_bytes_total")
+}
+
+/// Shown if a test fails.
+const LOG: &str = "info,p2p_bridge::member_lookup=debug";
+
+/// What becomes of look-ups.
+const LOOKUP_RESULTS: [&str; 8] =
+    ["stored", "fetched", "not_stored", "not_found", "busy", "failed", "unavailable", "invalid"];
+
+fn lookups(metrics: &Metrics, result: &str) -> u64 {
+    metrics.sample(&format!("causeway_site_lookups_total{{result=\"{result}\"}}"))
+}
+
+/// Gateways that know each other and are connected to a peer.
+async fn gateways_with_peer(site: &Site, dirs: &[TempDir], peer: &Causeway) -> Vec<Causeway> {
+    let launch = |dir: &TempDir| site.gateway(dir.path()).peering(peer.tcp()).set("CAUSEWAY_LOG_LEVEL", LOG);
+    let launches = dirs.iter().map(launch).collect::<Vec<_>>();
+    let gateways = join_all(launches.iter().map(Launch::start)).await;
+    for gateway in &gateways {
+        gateway.until_connected().await;
+        gateway.metrics_when(|metrics| metrics.sample("causeway_site_gateways") == dirs.len() as u64).await;
+    }
+    gateways
+}
+
+/// Asks all gateways for a file at the same time, each so many times.
+async fn expect_at_all(gateways: &[Causeway], times: usize, cid: &str, content: &[u8]) {
+    let path = format!("/ipfs/{cid}");
+    let asking = gateways.iter().flat_map(|gateway| (0..times).map(|_| gateway.expect(&path, content)));
+    join_all(asking.collect::<Vec<_>>()).await;
+}
+
+/// The gateway that owns the root of a file asks the network for it, and the others ask the owner.
+async fn check_that_a_cold_file_is_fetched_once(bytes: usize, clients_of_each: usize) {
+    let (site, dirs, source_dir) = (Site::new().await, [folder(), folder(), folder(), folder()], folder());
+    let content = Noise::bytes(56, bytes);
+    let (source, cid) = Causeway::with_file(source_dir.path(), &content).await;
+    let gateways = gateways_with_peer(&site, &dirs, &source).await;
+    let (before, since) = (source.metrics().await, Instant::now());
+    expect_at_all(&gateways, clients_of_each, &cid, &content).await;
+    let took = since.elapsed();
+    let sent = sent_bytes(&source.metrics().await.since(&before));
+    println!(
+        "{clients_of_each} clients at each of 4 gateways, {bytes} bytes: {sent} bytes from the source, {took:.1?}"
+    );
+    let metrics = join_all(gateways.iter().map(Causeway::metrics)).await;
+    let results = LOOKUP_RESULTS.map(|result| (result, metrics.iter().map(|of| lookups(of, result)).sum::<u64>()));
+    let from_network = metrics.iter().map(|of| of.hits("network")).collect::<Vec<_>>();
+    let shown = format!("look-ups: {results:?}, blocks from the network: {from_network:?}");
+    println!("{shown}");
+    assert!(sent >= bytes as u64 && sent * 100 <= bytes as u64 * 105, "{sent} of {bytes}; {shown}");
+    let answered = |result: &str| matches!(result, "stored" | "fetched");
+    assert!(results.iter().any(|(result, count)| answered(result) && *count > 20), "{shown}");
+    // The owner and the network are not needed for it any more.
+    source.stop().await;
+    expect_at_all(&gateways, 1, &cid, &content).await;
+    for gateway in gateways {
+        gateway.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cold_file_is_fetched_once_however_many_gateways_are_asked() {
+    check_that_a_cold_file_is_fetched_once(12 << 20, 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute; make test-long runs it"]
+async fn a_large_cold_file_is_fetched_once_by_four_gateways_with_fifty_clients_each() {
+    check_that_a_cold_file_is_fetched_once(100 << 20, 50).await;
+}
+
+/// An owner that is killed, or hangs, is replaced by the gateways that are asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_whose_owner_has_ended_or_hangs_are_fetched_without_it() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let (site, dirs, source_dir) = (Site::new().await, [folder(), folder()], folder());
+        let contents = (0..8).map(|number| Noise::bytes(600 + number, 300_000)).collect::<Vec<_>>();
+        let launch = Launch::new(source_dir.path());
+        let cids = contents.iter().map(|content| {
+            std::fs::write(source_dir.path().join("file"), content).expect("the folder is ours");
+            launch.run(&["add", "-Q", "file"]).expect("is added")
+        });
+        let cids = cids.collect::<Vec<_>>();
+        let source = launch.start().await;
+        let mut gateways = gateways_with_peer(&site, &dirs, &source).await;
+        let (other, mut owner) = (gateways.remove(0), gateways.remove(0));
+        owner.process.signal(signal);
+        for (cid, content) in cids.iter().zip(&contents) {
+            let answer = timeout(TIMEOUT, other.expect(&format!("/ipfs/{cid}"), content)).await;
+            answer.unwrap_or_else(|_| panic!("{signal}: {cid} is not served in time"));
+        }
+        // One of eight files is the owner's in all runs but one of 256.
+        assert!(other.metrics().await.hits("network") >= 8);
+        if signal == Signal::SIGSTOP {
+            owner.process.signal(Signal::SIGKILL);
+        }
+        owner.process.ended(TIMEOUT).await;
+        other.stop().await;
+        source.stop().await;
+    }
+}
+
+/// A gateway of another site takes this one for an owner, and gets no answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_answers_gateways_of_its_own_site_only() {
+    let (site, another, dirs) = (Site::new().await, Site::new().await, [folder(), folder()]);
+    let one = site.gateway(dirs[0].path()).start().await;
+    let other = another.gateway(dirs[1].path()).peering(one.tcp()).start().await;
+    other.until_connected().await;
+    let (peer_id, address) = (one.peer_id(), one.tcp());
+    let row = format!(
+        "INSERT INTO \"causeway_{NAME}\".gateway (peer_id, process, host, version, lease_end, addresses)
+         VALUES ('{peer_id}', 1, 'host', '1', clock_timestamp() + interval '1 hour', ARRAY['{address}'])"
+    );
+    another.database.sql(&row).await.expect("is added");
+    other.metrics_when(|metrics| metrics.sample("causeway_site_gateways") == 2).await;
+    let mut number = 700;
+    let metrics = loop {
+        let content = Noise::bytes(number, 3_000);
+        let (cid, _) = upload(&one, &content).await.expect("is stored");
+        // As any peer it is sent what is stored.
+        other.expect(&format!("/ipfs/{cid}"), &content).await;
+        let metrics = other.metrics().await;
+        // Half of the roots are those of the other one.
+        if lookups(&metrics, "unavailable") > 0 {
+            break metrics;
+        }
+        number += 1;
+        assert!(number < 800, "it is never asked");
+    };
+    assert_eq!(lookups(&metrics, "stored") + lookups(&metrics, "fetched"), 0);
+    let served = one.exposition().await;
+    let counted = |line: &&str| line.starts_with("causeway_site_lookups_served_total") && !line.ends_with(" 0");
+    assert_eq!(served.lines().find(counted), None);
     for node in [one, other] {
         node.stop().await;
     }

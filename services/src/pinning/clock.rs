@@ -44,7 +44,8 @@ impl Clock {
     }
 }
 
-fn whole_millis(duration: Duration) -> u64 {
+/// A duration in whole milliseconds.
+pub(super) fn whole_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

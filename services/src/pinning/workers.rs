@@ -5,6 +5,7 @@
 //! turns (fair queueing); while others are queued, one owner gets at most three quarters of the workers, so that huge
 //! DAGs of one owner do not block small ones of another.
 
+use crate::pinning::clock::whole_millis;
 use crate::pinning::coordination::{self, Claim, Claimed};
 use crate::pinning::fetch::{FailureKind, Fetch, FetchError, Step};
 use crate::pinning::index::PinOutcome;
@@ -210,7 +211,7 @@ impl Pins {
         let now = self.index().clock.now_ms();
         match kind {
             FailureKind::Removed => {
-                let due_ms = now + millis(AFTER_REMOVAL);
+                let due_ms = now + whole_millis(AFTER_REMOVAL);
                 self.index_mut().set_work(root, Work { due_ms, ..former });
                 return Ok(());
             }
@@ -227,7 +228,7 @@ impl Pins {
             FailureKind::Permanent | FailureKind::Temporary => self.metrics.failed(reason),
         }
         let work = next_work(&former, error, arrived, now, &self.options);
-        if !work.lost && now.saturating_sub(work.since_ms) >= millis(self.options.give_up) {
+        if !work.lost && now.saturating_sub(work.since_ms) >= whole_millis(self.options.give_up) {
             tracing::info!(%root, %error, attempts = work.attempts, "a pin failed after all retries");
             let hours = self.options.give_up.as_secs() / 3600;
             return self.give_up(root, format!("given up after {hours} hours without a new block: {error}")).await;
@@ -260,7 +261,7 @@ fn next_work(former: &Work, error: &FetchError, arrived: bool, now_ms: u64, opti
     Work {
         attempts,
         since_ms,
-        due_ms: now_ms.saturating_add(millis(back_off::with_jitter(back_off))),
+        due_ms: now_ms.saturating_add(whole_millis(back_off::with_jitter(back_off))),
         reason: Some(error.to_string()),
         waited_ms: now_ms.saturating_sub(since_ms),
         lost: former.lost,
@@ -270,10 +271,6 @@ fn next_work(former: &Work, error: &FetchError, arrived: bool, now_ms: u64, opti
 /// The longest back-off, with jitter.
 pub(super) fn wait_max(options: &PinOptions) -> Duration {
     back_off::with_jitter_max(options.retry_max)
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

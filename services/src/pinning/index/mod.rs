@@ -23,7 +23,7 @@ mod removal;
 pub use self::queries::Batch;
 
 use self::removal::RemovalState;
-use crate::pinning::clock::Clock;
+use crate::pinning::clock::{Clock, whole_millis};
 use crate::pinning::record::Work;
 use crate::pinning::request::{PinParameters, Progress};
 use cache::MissingBlocks;
@@ -492,5 +492,5 @@ pub fn time(ms: u64) -> SystemTime {
 
 /// A time as milliseconds since the epoch.
 pub fn millis(time: SystemTime) -> u64 {
-    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+    whole_millis(time.duration_since(UNIX_EPOCH).unwrap_or_default())
 }

@@ -1,5 +1,6 @@
 //! The fetch queue: which root is fetched next, and for which owner.
 
+use crate::pinning::clock::whole_millis;
 use crate::pinning::index::{Index, OwnerRows, Root};
 use crate::pinning::record::Work;
 use content::Cid;
@@ -81,13 +82,13 @@ impl Index {
         self.postpone(cid, wait);
         let now_ms = self.clock.now_ms();
         if let Some(root) = self.roots.get_mut(cid) {
-            root.elsewhere_until_ms = now_ms.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+            root.elsewhere_until_ms = now_ms.saturating_add(whole_millis(wait));
         }
     }
 
     /// Makes a root due later, without an attempt.
     pub fn postpone(&mut self, cid: &Cid, wait: Duration) {
-        let due_ms = self.clock.now_ms().saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        let due_ms = self.clock.now_ms().saturating_add(whole_millis(wait));
         if let Some(root) = self.roots.get_mut(cid) {
             root.work.due_ms = root.work.due_ms.max(due_ms);
         }

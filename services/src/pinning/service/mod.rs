@@ -31,6 +31,7 @@ mod removal;
 mod retry;
 mod settling;
 
+use crate::pinning::clock::whole_millis;
 use crate::pinning::coordination::{Claims, Coordination};
 use crate::pinning::filter::{Filter, Page, PreparedFilter};
 use crate::pinning::index::{Counts, Index, millis, time};
@@ -294,7 +295,7 @@ impl Pins {
     ) -> Self {
         let Coordination { log, claims } = coordination;
         let mut index = Index::default();
-        index.retry_first_ms = u64::try_from(options.retry_first.as_millis()).unwrap_or(u64::MAX);
+        index.retry_first_ms = whole_millis(options.retry_first);
         Self {
             options,
             store,

@@ -17,7 +17,7 @@ const SLOW: Duration = Duration::from_secs(15);
 pub struct EngineFailure {
     /// How long it has lasted.
     pub lasting: Duration,
-    /// What was said.
+    /// The error.
     pub reason: Arc<str>,
 }
 
@@ -29,7 +29,7 @@ pub struct EngineState(Arc<Mutex<State>>);
 struct State {
     /// When the check that is under way began.
     checking_since: Option<Instant>,
-    /// Since when checks have failed, and what the last one said.
+    /// Since when checks have failed, and the error of the last one.
     failure: Option<(Instant, Arc<str>)>,
 }
 

@@ -84,8 +84,8 @@ impl Known {
 }
 
 impl Members {
-    /// Makes this gateway a member, in a database whose log was opened. The database may be away: the lease begins when
-    /// it is back. Call it in a Tokio runtime.
+    /// Makes this gateway a member, in a database whose log was opened. If the database cannot be reached, the lease
+    /// begins when it can be again. Call it in a Tokio runtime.
     ///
     /// # Errors
     /// [`DatabaseError::Settings`].

@@ -37,7 +37,7 @@ const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(5);
 pub struct Engines {
     /// The log of pins.
     pub log: DatabaseLog,
-    /// The log of the rules and tokens that all gateways obey.
+    /// The log of the rules and tokens of all gateways.
     pub control: DatabaseLog,
     /// The claims on the work for pins.
     pub claims: DatabaseClaims,
@@ -184,8 +184,8 @@ fn warn(state: ServerState, database: &Database) {
     }
 }
 
-/// Opens the storage. An examination of a folder whose file server is away does not end: it has a thread that the end
-/// of the process does not wait for.
+/// Opens the storage. An examination of a folder whose file server does not answer does not end: it has a thread that
+/// the end of the process does not wait for.
 async fn open_storage(settings: &Site) -> Result<Arc<dyn Objects>, OpenError> {
     let (url, options) = (settings.store.clone(), store_options(settings));
     let (sender, opened) = oneshot::channel();
@@ -200,7 +200,7 @@ async fn open_storage(settings: &Site) -> Result<Arc<dyn Objects>, OpenError> {
         Ok(Ok(opened)) => opened.map_err(|error| OpenError::new(setting_of(error.option()), error.to_string())),
         Ok(Err(_)) => Err(failed("the storage could not be opened".to_owned())),
         Err(_) => Err(failed(format!(
-            "{} could not be examined within {} seconds: is the file server away?",
+            "{} could not be examined within {} seconds: can the file server be reached?",
             settings.store,
             STORE_TIMEOUT.as_secs()
         ))),
@@ -235,7 +235,7 @@ fn setting_of(option: StoreOption) -> &'static str {
     }
 }
 
-/// The reason of an error, without what clients are told.
+/// The reason of an error, without the text for clients.
 fn reason(error: &StoreError) -> String {
     match error {
         StoreError::Unavailable { reason } => reason.to_string(),

@@ -203,7 +203,7 @@ pub async fn unknown_objects_are_registered_to_be_deleted(index: &dyn BlockIndex
     assert_eq!(index.register_orphans(Vec::new()).await.expect("registers"), Vec::new());
 }
 
-/// An index is told from another one of the same name.
+/// An index is distinguished from another one of the same name.
 pub async fn an_index_has_an_identity(index: &dyn BlockIndex, other: &dyn BlockIndex) {
     let identity = index.identity().await.expect("is read");
     assert!(!identity.is_marked);

@@ -60,7 +60,7 @@ type Record = (Vec<u8>, Vec<u8>);
 pub enum LogKind {
     /// The log of pin metadata.
     Pins,
-    /// The log of the rules and tokens that all gateways obey.
+    /// The log of the rules and tokens of all gateways.
     Control,
 }
 

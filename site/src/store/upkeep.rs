@@ -55,7 +55,7 @@ impl Upkeep {
             }
             // First, because the rest waits for the storage if it does not answer.
             let mut is_done = failures.log(self.storage.observe(self.shared.check_storage()).await);
-            // Also those of the time in which the database was away.
+            // Also those of the time in which the database could not be reached.
             let since = learnt.elapsed() + self.interval * LOSS_ROUNDS;
             let has_learnt = failures.log(self.learn_losses(since).await);
             if has_learnt {

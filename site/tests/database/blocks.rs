@@ -123,7 +123,7 @@ async fn the_index_of_a_site_is_a_block_index() {
 async fn work(shared: SharedBlocks, gateway: usize, changes: usize, pinned: Arc<AtomicUsize>) {
     for change in 0..changes {
         let number = (gateway * 7 + change * 5) as u64 % BLOCKS;
-        // The database may be away.
+        // The database may be stopped.
         match change % 9 {
             0..3 => {
                 if pin(&shared, number).await.is_ok() {

@@ -120,7 +120,7 @@ fn position(log: &DatabaseLog) -> LogPosition {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_server_is_reported_at_once() {
     let mut server = Postgres::start().await;
-    let (log, other) = (server.open("away").await, server.open("away").await);
+    let (log, other) = (server.open("stopped").await, server.open("stopped").await);
     let mut hints = other.watch().expect("a log of several members");
     let first = appended(&log, LogPosition::default(), "a", "1").await;
     server.stop();

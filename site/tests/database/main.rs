@@ -5,7 +5,7 @@
 //! | [`blocks`] | the blocks that gateways share, with their objects in a folder |
 //! | [`claims`] | which of several gateways works on a root |
 //! | [`contract`] | the contract of a log, by the suite that every implementation passes |
-//! | [`failures`] | a server that is killed, that is away, that was replaced by a standby without its latest entries |
+//! | [`failures`] | a server that is killed or stopped, that was replaced by a standby without its latest entries |
 //! | [`members`] | which gateways there are, and which keys each of them provides |
 //! | [`open`] | a site that is opened from its settings, with a folder and with a real S3 server |
 //! | [`pins`] | pin services that share one list |

@@ -67,7 +67,9 @@ impl From<ControlError> for ApiError {
             ControlError::Store(StoreError::Unavailable { .. } | StoreError::Busy) => {
                 Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
-            ControlError::Site(ControlLogError::Log(_)) => Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            ControlError::Site(ControlLogError::Log(_) | ControlLogError::Busy) | ControlError::Busy => {
+                Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
             error => Self(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
         }
     }
@@ -143,9 +145,10 @@ async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         (status = 400, description = "The rule or its subject is invalid.", body = ErrorView),
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
         (status = 503, description = "The rule cannot be added, or is in force and the content cannot be deleted: the \
-            database or the storage of the site cannot be reached. Repeat the request.", body = ErrorView),
-        (status = 507, description = "The list cannot be written, or the store cannot delete the content.",
-            body = ErrorView)))]
+            database or the storage of the site cannot be reached, or too many changes wait. Repeat the request.",
+            body = ErrorView),
+        (status = 507, description = "The list cannot be written, or would exceed policy.list_bytes_max; or the store \
+            cannot delete the content.", body = ErrorView)))]
 async fn add(
     State(control): State<Arc<Control>>,
     Audited(audit_context): Audited,
@@ -266,8 +269,8 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
         (status = 400, description = "The rule is invalid.", body = ErrorView),
         (status = 404, description = "The local list has no such rule.", body = ErrorView),
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
-        (status = 503, description = "The database of the site cannot be reached, the gateway is stopping, or the \
-            audit log cannot be written. Repeat the request.", body = ErrorView),
+        (status = 503, description = "The database of the site cannot be reached, too many changes wait, the gateway \
+            is stopping, or the audit log cannot be written. Repeat the request.", body = ErrorView),
         (status = 507, description = "The list cannot be written.", body = ErrorView)))]
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let line = Parameters::of(&uri, &["rule"])?.get("rule");

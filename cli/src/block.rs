@@ -27,7 +27,8 @@ Rules come from the denylists of policy.denylists, and from the local list, whic
 takes precedence over all others. When \"add\" returns, the rule is in force for HTTP and for peers, and the content \
 that it blocks has been deleted from memory and disk, including pinned content.
 
-For a gateway of a site, the commands change the list of the site, which all of its gateways obey within a second.";
+For a gateway of a site, the commands change the list of the site, which is in force at all of its gateways within a \
+second.";
 
 const ADD: &str = "\
 WHAT is a CID, a path, an IPNS key or a domain, or the URL of a page at any gateway.

@@ -32,7 +32,7 @@ pub struct Connection {
     /// There are no hints.
     pub is_silent: AtomicBool,
     /// The log cannot be reached.
-    pub is_away: AtomicBool,
+    pub is_unreachable: AtomicBool,
 }
 
 impl Connection {
@@ -43,7 +43,7 @@ impl Connection {
             interfering: AtomicUsize::new(0),
             reads: AtomicUsize::new(0),
             is_silent: AtomicBool::new(false),
-            is_away: AtomicBool::new(false),
+            is_unreachable: AtomicBool::new(false),
         })
     }
 
@@ -56,8 +56,8 @@ impl Connection {
     }
 
     fn check_reachable(&self) -> Result<(), StoreError> {
-        let away = StoreError::Unavailable { reason: "no route to the database".into() };
-        if self.is_away.load(Ordering::Relaxed) { Err(away) } else { Ok(()) }
+        let error = StoreError::Unavailable { reason: "no route to the database".into() };
+        if self.is_unreachable.load(Ordering::Relaxed) { Err(error) } else { Ok(()) }
     }
 
     /// Appends as another service that has records of its own.
@@ -77,8 +77,8 @@ impl MetadataLog for Connection {
     }
 
     fn append(&self, after: LogPosition, changes: Vec<Change>) -> BoxFuture<'static, Result<Appended, StoreError>> {
-        if let Err(away) = self.check_reachable() {
-            return async { Err(away) }.boxed();
+        if let Err(error) = self.check_reachable() {
+            return async { Err(error) }.boxed();
         }
         let mut fault = Fault::None;
         if !changes.is_empty() {

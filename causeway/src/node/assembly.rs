@@ -108,8 +108,8 @@ pub(super) struct Services {
     pub parts: Arc<ResumableUploads>,
     pub senders: Senders,
     control: Arc<Control>,
-    /// The task that obeys the rules of the site, if the gateway belongs to one.
-    pub obedience: Option<AbortOnDropHandle<()>>,
+    /// The task that applies the rules of the site, if the gateway belongs to one.
+    pub site_rules: Option<AbortOnDropHandle<()>>,
     uploads: Uploads,
     pub audit: Arc<AuditLog>,
     caches: Caches,
@@ -188,11 +188,11 @@ impl<'a> Assembly<'a> {
         lists.on_change(move || recheck.upgrade().iter().for_each(|pins| pins.recheck_withheld()));
         let control = Arc::new(Control::new(Arc::clone(lists), tiers.clone()).with_pins(&pins));
         let (uploads, parts) = self.uploads(storage, &pins)?;
-        let obedience = control.obey_site(&self.supervisor);
+        let site_rules = control.follow_site(&self.supervisor);
         let audit = AuditLog::open(&loaded.config.data_dir);
         let audit = Arc::new(audit.map_err(|error| self.unwritable("audit.log", &error))?);
         let (caches, senders) = Caches::start(&loaded.config, &audit, &mut self.registry, &self.supervisor)?;
-        Ok(Services { pins, parts, senders, control, obedience, uploads, audit, caches })
+        Ok(Services { pins, parts, senders, control, site_rules, uploads, audit, caches })
     }
 
     async fn pins(&mut self, storage: &Storage, reach: PinNetwork) -> anyhow::Result<Arc<Pins>> {

@@ -63,8 +63,8 @@ pub struct Node {
     supervisor: Supervisor,
     upkeep: Upkeep,
     keeper: ListUpdater,
-    /// The task that obeys the rules of the site, if the gateway belongs to one.
-    obedience: Option<AbortOnDropHandle<()>>,
+    /// The task that applies the rules of the site, if the gateway belongs to one.
+    site_rules: Option<AbortOnDropHandle<()>>,
     senders: Senders,
     lists: Arc<Lists>,
     _sweeper: AbortOnDropHandle<()>,
@@ -188,7 +188,7 @@ impl Node {
             health,
             upkeep: Upkeep::start(&*storage.store, &loaded.config.cache, &supervisor),
             keeper: storage.lists.keep(&supervisor),
-            obedience: services.obedience,
+            site_rules: services.site_rules,
             senders: services.senders,
             lists: storage.lists,
             _sweeper: services.parts.start(&supervisor),
@@ -273,7 +273,7 @@ impl Node {
         }
         self.upkeep.stop();
         drop(self.keeper);
-        drop(self.obedience);
+        drop(self.site_rules);
         drop(self.senders);
         self.publisher.stop();
         self.pins.stop().await;

@@ -35,7 +35,7 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Site {
     store: SiteStore,
     pub coordination: Coordination,
-    /// The rules and tokens that all gateways obey.
+    /// The rules and tokens of all gateways.
     pub control: Arc<ControlLog>,
     database: Database,
     description: Description,
@@ -144,8 +144,11 @@ impl Site {
 /// An error of the rules and tokens of the site, as an error of a setting.
 fn control_error(loaded: &Loaded, error: &ControlLogError) -> ConfigError {
     let setting = match error {
-        ControlLogError::Log(_) => "site.database",
-        ControlLogError::Copy { .. } => "data_dir",
+        ControlLogError::Copy(_) => "data_dir",
+        ControlLogError::Log(_)
+        | ControlLogError::Busy
+        | ControlLogError::ListFull { .. }
+        | ControlLogError::NoNumbersLeft => "site.database",
     };
     loaded.error(setting, error.to_string())
 }

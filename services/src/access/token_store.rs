@@ -492,7 +492,7 @@ mod tests {
         let newer = control_log::put_token("newer", br#"{"id":"newer","color":"red"}"#.to_vec());
         sites[0].change_tokens(|_| Ok::<_, ControlLogError>((vec![newer.clone()], ()))).await.expect("writes");
         assert!(one.find("newer").is_none() && one.find(token.id()).is_some());
-        connection.is_away.store(true, std::sync::atomic::Ordering::Relaxed);
+        connection.is_unreachable.store(true, std::sync::atomic::Ordering::Relaxed);
         for refused in [
             blocking(&stores[0], |store| store.create(terms("late"))).await.map(|_| ()),
             blocking(&stores[0], |store| store.remove("ci")).await.map(|_| ()),
@@ -500,7 +500,7 @@ mod tests {
             assert_eq!(refused.expect_err("it is away").status(), StatusCode::SERVICE_UNAVAILABLE);
         }
         assert!(one.find(token.id()).is_some(), "it stays valid");
-        connection.is_away.store(false, std::sync::atomic::Ordering::Relaxed);
+        connection.is_unreachable.store(false, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(blocking(&stores[1], |store| store.remove("ci")).await.expect("is there"), entry);
         assert!(other.find(token.id()).is_none());
         sites[0].catch_up().await.expect("catches up");

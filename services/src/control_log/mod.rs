@@ -1,47 +1,58 @@
-//! [`ControlLog`]: the rules and the tokens of a site, which all of its gateways obey.
+//! [`ControlLog`]: the rules and the tokens of a site, which are in force at all of its gateways.
 //!
 //! | module | concern |
 //! |---|---|
 //! | `records` | the records: a line of the denylist of the site each, or a token |
 //! | `copy` | the copy of the denylist in a file, which is read as every other list |
+//! | `lock` | the lock of what is known, with admission control |
 //!
 //! The changes are in a log that the gateways share ([`cache::MetadataLog`]), apart from that of pins. A gateway
 //! appends what it has decided on the records that it knows; if others have appended meanwhile, it applies their
-//! entries and decides again. It also asks for the entries of others every second, or when it is told that there are
-//! some.
+//! entries and decides again. It also asks for the entries of others every second, or after a notification that there
+//! are some.
 //!
-//! Goals: a change is in the log, and in force at this gateway, before its request is answered; every gateway obeys the
-//! log in its order; while the log cannot be reached, what is known stays in force, and changes fail and can be
-//! repeated.
+//! Goals: a change is in the log, and in force at this gateway, before its request is answered; every gateway applies
+//! the log in its order; while the log cannot be reached, what is known stays in force, and changes fail in bounded
+//! time and can be repeated; a rule that this gateway would not read is not accepted.
 //!
 //! Non-goals: what rules and tokens mean ([`crate::denylists`], [`crate::access`]); how blocks are deleted.
 //!
 //! Tokens are in memory, so that a revocation needs no space on the disk. The lines of the denylist, which may be a
 //! million, are in the file only. An entry that only adds lines is appended to it; after any other change of rules, all
-//! records are read again.
+//! records are read again. While the file cannot be written, the task that polls the log writes it again after an
+//! exponential back-off, since that takes a reading of all records; a change of rules does so at once.
 
 mod copy;
+mod lock;
 mod records;
 #[cfg(test)]
 mod tests;
 
-pub use self::copy::ArrivedBlocks;
+pub use self::copy::{CopyError, PendingDeletions};
 pub use self::records::{TokenRecords, put_token, remove_token};
 
-use self::copy::RulesCopy;
+use self::copy::{CopyFailure, RulesCopy, bytes_of};
+use self::lock::BoundedLock;
 use self::records::{Batch, Records, rule_key};
 use cache::metadata_store::{Appended, Change, LogEntry, LogPosition};
 use cache::{MetadataLog, StoreError};
 use content::denylist::Rule;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How often a change is decided again because others have appended first.
 const ATTEMPTS_MAX: usize = 64;
 /// The number of lines that are removed in one entry.
 const REMOVED_AT_ONCE: usize = 100_000;
+/// The number of changes that wait for others. Further ones are rejected.
+const WAITING_MAX: usize = 64;
+/// How long a change of tokens waits for others, so that it is answered before the timeout of admin requests.
+const TOKENS_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long a change of rules waits. Its requests have no timeout, and reading a million lines again takes some
+/// seconds.
+const RULES_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Why the rules or tokens of the site could not be changed or read.
 #[derive(Debug, thiserror::Error)]
@@ -49,18 +60,39 @@ pub enum ControlLogError {
     /// The log failed. The change may have been made; it can be repeated.
     #[error("the rules and tokens of the site cannot be changed or read: {0}")]
     Log(#[from] StoreError),
+    /// Other changes have not ended in time, or too many wait for them. Nothing was changed.
+    #[error("the rules and tokens of the site are being changed, and that takes long: repeat the request later")]
+    Busy,
     /// The copy of the denylist could not be written: the latest rules are not in force at this gateway yet, which
     /// retries. The change may have been made; it can be repeated.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The gateway would not read all rules of the list. Nothing was changed.
     #[error(
-        "writing {path} failed, so the latest rules of the site are not in force at this gateway yet: {said}",
-        path = path.display()
+        "the list of the site would have {bytes} bytes, and the gateway reads no more than {bytes_max} \
+         (policy.list_bytes_max), so that the rules would not be in force: remove others with \"causeway block rm\", \
+         or raise policy.list_bytes_max at all gateways of the site, and repeat the take-down"
     )]
-    Copy {
-        /// The file.
-        path: PathBuf,
-        /// The error of the file system.
-        said: io::Error,
+    ListFull {
+        /// The size of the list with the new rules.
+        bytes: u64,
+        /// The maximum.
+        bytes_max: u64,
     },
+    /// Another program has written the rule with the last number. Nothing was changed.
+    #[error(
+        "a rule of the site has the last number there is, so that none can be added after it: remove that rule (the \
+         last one of \"causeway block ls --rules\") with \"causeway block rm\", and repeat the take-down"
+    )]
+    NoNumbersLeft,
+}
+
+impl ControlLogError {
+    /// Whether the log cannot be reached, or is busy: the change may succeed later.
+    pub fn is_unavailable(&self) -> bool {
+        use StoreError::{Busy, Closed, Unavailable};
+        matches!(self, Self::Busy | Self::Log(Unavailable { .. } | Busy | Closed))
+    }
 }
 
 /// The path of the copy of the denylist of the site.
@@ -75,10 +107,10 @@ pub struct ControlLog {
     /// A command has none.
     copy: Option<RulesCopy>,
     /// Held while the records change, so that entries are applied in their order.
-    state: tokio::sync::Mutex<State>,
+    state: BoundedLock<State>,
     tokens: RwLock<Arc<TokenRecords>>,
     /// The blocks that the rules of others name, and that are to be deleted here.
-    arrived: Mutex<ArrivedBlocks>,
+    pending: Mutex<PendingDeletions>,
 }
 
 /// What is known of the log.
@@ -90,13 +122,25 @@ struct State {
     rule_next: u64,
     /// An entry was applied in part, or a line is to be removed: all records have to be read again.
     is_stale: bool,
+    /// The size of the copy, in bytes.
+    copy_bytes: u64,
     /// The copy could not be written: all records have to be read again for it.
-    is_copy_stale: bool,
+    copy_failure: Option<CopyFailure>,
+}
+
+impl State {
+    /// Notes whether the copy could be written, and returns that.
+    fn note_copy<T>(&mut self, written: Result<T, CopyError>) -> Result<T, CopyError> {
+        let failure = written.as_ref().err().cloned();
+        self.copy_failure = failure.map(|error| CopyFailure::after(self.copy_failure.as_ref(), error, Instant::now()));
+        written
+    }
 }
 
 /// What a change is decided on.
 struct Known {
     rule_next: u64,
+    copy_bytes: u64,
     tokens: Arc<TokenRecords>,
 }
 
@@ -105,14 +149,25 @@ struct Known {
 enum Concern {
     Rules,
     Tokens,
+    /// Nothing is changed: the task that polls the log, at a time.
+    Poll(Instant),
 }
 
 impl Concern {
-    /// What fails a change: tokens do not need the copy of the rules.
+    /// What fails a change: only one of rules needs the copy.
     fn need(self, done: Result<(), ControlLogError>) -> Result<(), ControlLogError> {
         match done {
-            Err(ControlLogError::Copy { .. }) if self == Self::Tokens => Ok(()),
+            Err(ControlLogError::Copy(_)) if self != Self::Rules => Ok(()),
             done => done,
+        }
+    }
+
+    /// Whether a copy that could not be written is written again now.
+    fn retries(self, failure: &CopyFailure) -> bool {
+        match self {
+            Self::Rules => true,
+            Self::Tokens => false,
+            Self::Poll(now) => failure.is_due(now),
         }
     }
 }
@@ -144,8 +199,9 @@ impl ControlLog {
     }
 
     async fn open_with(log: Arc<dyn MetadataLog>, copy: Option<RulesCopy>) -> Result<Arc<Self>, ControlLogError> {
-        let (state, tokens, arrived) = Default::default();
-        let control = Self { log, copy, state, tokens, arrived };
+        let (tokens, pending) = Default::default();
+        let state = BoundedLock::new(State::default(), WAITING_MAX);
+        let control = Self { log, copy, state, tokens, pending };
         control.reload(&mut *control.state.lock().await).await?;
         Ok(Arc::new(control))
     }
@@ -155,12 +211,12 @@ impl ControlLog {
         Arc::clone(&self.tokens.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The latest position of the log, as a hint for [`Self::catch_up`].
+    /// The latest position of the log, as a hint for [`Self::poll`].
     pub fn watch(&self) -> Option<watch::Receiver<LogPosition>> {
         self.log.watch()
     }
 
-    /// Applies what others have appended so far.
+    /// Applies what others have appended so far, before a change of rules.
     ///
     /// # Errors
     /// [`ControlLogError`]. What was known stays in force.
@@ -168,24 +224,44 @@ impl ControlLog {
         self.change(Concern::Rules, |_| Ok((Vec::new(), ()))).await
     }
 
+    /// The same, for the one task that does so again and again. A copy that could not be written is written again after
+    /// a back-off; tokens are applied meanwhile.
+    ///
+    /// # Errors
+    /// [`ControlLogError`]. What was known stays in force.
+    pub async fn poll(&self, now: Instant) -> Result<(), ControlLogError> {
+        let mut state = self.state.lock().await;
+        self.change_locked(&mut state, Concern::Poll(now), |_| Ok::<_, ControlLogError>((Vec::new(), ()))).await?;
+        state.copy_failure.as_ref().map_or(Ok(()), |failure| Err(failure.error.clone().into()))
+    }
+
     /// The blocks that rules of others name, since the last call. The caller deletes them once the rules in the copy
     /// are in force.
-    pub fn take_arrived(&self) -> ArrivedBlocks {
-        std::mem::take(&mut *self.arrived())
+    pub fn take_pending(&self) -> PendingDeletions {
+        std::mem::take(&mut *self.pending())
     }
 
     /// Returns blocks that could not be deleted yet.
-    pub fn put_back(&self, blocks: &ArrivedBlocks) {
-        self.arrived().extend(blocks);
+    pub fn put_back(&self, blocks: PendingDeletions) {
+        self.pending().extend(blocks);
     }
 
-    /// Adds lines after those that exist. They are in the copy when this returns.
+    /// Adds lines after those that exist, unless the file with all lines would have more than `bytes_max` bytes. They
+    /// are in the copy when this returns.
     ///
     /// # Errors
     /// [`ControlLogError`].
-    pub async fn add_rules(&self, lines: &[String]) -> Result<(), ControlLogError> {
+    pub async fn add_rules(&self, lines: &[String], bytes_max: u64) -> Result<(), ControlLogError> {
         let put = |(number, line): (u64, &String)| Change::Put(rule_key(number), line.clone().into_bytes());
-        let decide = |known: &Known| Ok(((known.rule_next..).zip(lines).map(put).collect(), ()));
+        let decide = |known: &Known| {
+            let bytes = known.copy_bytes.saturating_add(bytes_of(lines));
+            if bytes > bytes_max {
+                return Err(ControlLogError::ListFull { bytes, bytes_max });
+            }
+            // The last number is not used, so that there is one after each.
+            let end = known.rule_next.checked_add(lines.len() as u64).ok_or(ControlLogError::NoNumbersLeft)?;
+            Ok(((known.rule_next..end).zip(lines).map(put).collect(), ()))
+        };
         self.change(Concern::Rules, decide).await
     }
 
@@ -197,14 +273,14 @@ impl ControlLog {
         &self,
         is_meant: Arc<dyn Fn(&Rule) -> bool + Send + Sync>,
     ) -> Result<u64, ControlLogError> {
-        let (mut state, mut removed) = (self.state.lock().await, 0);
+        let (mut state, mut removed) = (self.lock(Concern::Rules).await?, 0);
         for _ in 0..ATTEMPTS_MAX {
             let (after, keys) = self.find_rules(&is_meant).await?;
             state.is_stale |= !keys.is_empty();
             let (count, is_complete) = self.remove_keys(after, keys).await?;
             removed += count;
             if is_complete {
-                self.refresh(&mut state).await?;
+                self.refresh(&mut state, Concern::Rules).await?;
                 return Ok(removed);
             }
         }
@@ -261,24 +337,39 @@ impl ControlLog {
         self.change(Concern::Tokens, |known| decide(&known.tokens)).await
     }
 
+    async fn lock(&self, concern: Concern) -> Result<tokio::sync::MutexGuard<'_, State>, ControlLogError> {
+        let wait_max = if concern == Concern::Rules { RULES_WAIT_MAX } else { TOKENS_WAIT_MAX };
+        self.state.lock_within(wait_max).await.ok_or(ControlLogError::Busy)
+    }
+
     async fn change<T, E: From<ControlLogError>>(
         &self,
         concern: Concern,
         decide: impl Fn(&Known) -> Result<(Vec<Change>, T), E>,
     ) -> Result<T, E> {
-        let mut state = self.state.lock().await;
+        let mut state = self.lock(concern).await?;
+        self.change_locked(&mut state, concern, decide).await
+    }
+
+    async fn change_locked<T, E: From<ControlLogError>>(
+        &self,
+        state: &mut State,
+        concern: Concern,
+        decide: impl Fn(&Known) -> Result<(Vec<Change>, T), E>,
+    ) -> Result<T, E> {
         for _ in 0..ATTEMPTS_MAX {
-            concern.need(self.refresh(&mut state).await)?;
-            let decided = decide(&Known { rule_next: state.rule_next, tokens: self.tokens() });
+            concern.need(self.refresh(state, concern).await)?;
+            let State { rule_next, copy_bytes, .. } = *state;
+            let decided = decide(&Known { rule_next, copy_bytes, tokens: self.tokens() });
             let changes = decided.as_ref().map_or_else(|_| Vec::new(), |(changes, _)| changes.clone());
             match self.log.append(state.position, changes).await.map_err(ControlLogError::from)? {
                 Appended::At(position) => {
                     let (changes, done) = decided?;
-                    self.apply(&mut state, LogEntry { position, changes }, Origin::Own).await?;
+                    self.apply(state, LogEntry { position, changes }, Origin::Own).await?;
                     return Ok(done);
                 }
-                Appended::Behind(entries) => concern.need(self.apply_all(&mut state, entries).await)?,
-                Appended::Truncated => concern.need(self.reload(&mut state).await)?,
+                Appended::Behind(entries) => concern.need(self.apply_all(state, entries).await)?,
+                Appended::Truncated => concern.need(self.reload(state).await)?,
             }
         }
         Err(ControlLogError::from(StoreError::Busy).into())
@@ -303,42 +394,61 @@ impl ControlLog {
         let Some(batch) = Batch::of(changes, state.rule_next) else { return self.reload(state).await };
         state.is_stale = true;
         let Batch { lines, rule_next, tokens } = batch;
-        // A copy that could not be written is replaced by the next reading of all records.
-        if let Some(copy) = self.copy.clone().filter(|_| !lines.is_empty() && !state.is_copy_stale) {
-            if origin == Origin::Other {
-                self.arrived().add_entry(&lines);
-            }
-            blocking(move || copy.append(&lines)).await?;
-        }
+        let copied = self.append_to_copy(state, lines, origin).await?;
         if !tokens.is_empty() {
             let mut known = TokenRecords::clone(&self.tokens());
             tokens.into_iter().for_each(|change| change.apply(&mut known));
             self.set_tokens(known);
         }
-        *state = State { position, rule_next, is_stale: false, is_copy_stale: state.is_copy_stale };
-        Ok(())
+        (state.position, state.rule_next, state.is_stale) = (position, rule_next, false);
+        Ok(copied?)
+    }
+
+    /// Appends the lines of an entry to the copy. One that could not be written is replaced by the next reading of all
+    /// records.
+    async fn append_to_copy(
+        &self,
+        state: &mut State,
+        lines: Vec<String>,
+        origin: Origin,
+    ) -> Result<Result<(), CopyError>, ControlLogError> {
+        let is_written = !lines.is_empty() && state.copy_failure.is_none();
+        let Some(copy) = self.copy.clone().filter(|_| is_written) else { return Ok(Ok(())) };
+        if origin == Origin::Other {
+            self.pending().add_entry(&lines);
+        }
+        let bytes = bytes_of(&lines);
+        let appended = blocking(move || Ok(copy.append(&lines))).await?;
+        if appended.is_ok() {
+            state.copy_bytes = state.copy_bytes.saturating_add(bytes);
+        }
+        Ok(state.note_copy(appended))
     }
 
     /// Reads all records again if that is necessary.
-    async fn refresh(&self, state: &mut State) -> Result<(), ControlLogError> {
-        if state.is_stale || state.is_copy_stale { self.reload(state).await } else { Ok(()) }
+    async fn refresh(&self, state: &mut State, concern: Concern) -> Result<(), ControlLogError> {
+        let is_copy_retried = state.copy_failure.as_ref().is_some_and(|failure| concern.retries(failure));
+        if state.is_stale || is_copy_retried { self.reload(state).await } else { Ok(()) }
     }
 
     /// Reads all records, and replaces the copy if it differs. If only that fails, the records are known.
     async fn reload(&self, state: &mut State) -> Result<(), ControlLogError> {
         state.is_stale = true;
         let (log, copy) = (Arc::clone(&self.log), self.copy.clone());
-        let (position, records, copied) = blocking(move || {
+        let (position, records, copy_bytes, copied) = blocking(move || {
             let mut records = Records::new(copy.is_some());
             let position = log.read(&mut |key, content| records.add(key, content))?;
             let lines = records.take_lines();
-            Ok((position, records, copy.map(|copy| copy.replace(&lines)).transpose()))
+            let copied = copy.map(|copy| copy.replace(&lines)).transpose();
+            Ok((position, records, RulesCopy::size(lines.len() as u64), copied))
         })
         .await?;
         let Records { rule_next, tokens, .. } = records;
         self.set_tokens(tokens);
-        *state = State { position, rule_next, is_stale: false, is_copy_stale: copied.is_err() };
-        copied?.iter().for_each(|arrived| self.arrived().extend(arrived));
+        (state.position, state.rule_next, state.copy_bytes) = (position, rule_next, copy_bytes);
+        state.is_stale = false;
+        let pending = state.note_copy(copied)?;
+        pending.into_iter().for_each(|pending| self.pending().extend(pending));
         Ok(())
     }
 
@@ -346,8 +456,8 @@ impl ControlLog {
         *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
     }
 
-    fn arrived(&self) -> MutexGuard<'_, ArrivedBlocks> {
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, PendingDeletions> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

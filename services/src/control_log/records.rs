@@ -69,7 +69,7 @@ pub(super) struct Records {
     keeps_lines: bool,
     /// The lines, each with its end.
     lines: String,
-    /// The number of the next line.
+    /// The number of the next line; [`u64::MAX`] if none is left, because another program has written the last one.
     pub rule_next: u64,
     /// The tokens.
     pub tokens: TokenRecords,
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_only_add_lines_are_told_from_others() {
+    fn entries_that_only_add_lines_are_distinguished() {
         let text = |batch: Option<Batch>| batch.map(|batch| (batch.lines.join(","), batch.rule_next));
         let added = |lines: &str, next| Some((lines.to_owned(), next));
         let table = [

@@ -35,7 +35,7 @@ impl Member {
     }
 
     async fn add(&self, name: &str) -> Result<(), ControlLogError> {
-        self.control.add_rules(&[rule(name)]).await
+        self.control.add_rules(&[rule(name)], u64::MAX).await
     }
 
     async fn remove(&self, name: &str) -> Result<u64, ControlLogError> {
@@ -47,9 +47,35 @@ impl Member {
         self.control.change_tokens(|_| Ok((vec![put_token(id, b"{}".to_vec())], ()))).await
     }
 
+    async fn revoke_token(&self, id: &str) -> Result<(), ControlLogError> {
+        self.control.change_tokens(|_| Ok((vec![remove_token(id)], ()))).await
+    }
+
     async fn catch_up(&self) {
         self.control.catch_up().await.expect("catches up");
     }
+
+    /// Polls the log, so many seconds after now.
+    async fn poll_after(&self, seconds: u64) -> Result<(), ControlLogError> {
+        self.control.poll(Instant::now() + Duration::from_secs(seconds)).await
+    }
+
+    /// How often all records were read.
+    fn reads(&self) -> usize {
+        self.connection.reads.load(Ordering::Relaxed)
+    }
+
+    /// The folder of the copy becomes a file, so that the copy cannot be written.
+    fn lose_folder(&self) -> PathBuf {
+        let folder = rules_path(self.dir.path()).parent().expect("a folder").to_owned();
+        fs::remove_dir_all(&folder).expect("is removed");
+        fs::write(&folder, "no folder").expect("writes");
+        folder
+    }
+}
+
+fn is_of_copy(error: ControlLogError) -> bool {
+    matches!(error, ControlLogError::Copy(_))
 }
 
 fn rule(name: &str) -> String {
@@ -61,13 +87,13 @@ fn rules(names: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn members_obey_each_other() {
+async fn changes_of_each_member_are_those_of_all() {
     for entries_bytes_max in ENTRIES_BYTES_MAX {
         let log = MetadataStore::memory().shared(entries_bytes_max);
         let (one, other) = (Member::start(&log).await, Member::start(&log).await);
         one.add("a").await.expect("adds");
         one.put_token("t1").await.expect("creates");
-        // It has not heard of these, and nevertheless adds its own after them.
+        // It has not received these, and nevertheless adds its own after them.
         other.add("b").await.expect("adds");
         other.put_token("t2").await.expect("creates");
         one.add("c").await.expect("adds");
@@ -78,11 +104,7 @@ async fn members_obey_each_other() {
         }
         assert_eq!(other.remove("a").await.expect("removes"), 1);
         assert_eq!(one.remove("a").await.expect("removes"), 0);
-        other
-            .control
-            .change_tokens(|_| Ok::<_, ControlLogError>((vec![remove_token("t1")], ())))
-            .await
-            .expect("revokes");
+        other.revoke_token("t1").await.expect("revokes");
         one.catch_up().await;
         one.add("d").await.expect("adds");
         let third = Member::start(&log).await;
@@ -128,17 +150,20 @@ async fn errors_are_decided_on_the_latest_tokens() {
 }
 
 #[tokio::test]
-async fn what_is_known_stays_while_the_log_is_away() {
+async fn what_is_known_stays_while_the_log_cannot_be_reached() {
     let log = MetadataStore::memory().shared(1 << 20);
     let member = Member::start(&log).await;
     member.add("a").await.expect("adds");
     member.put_token("t1").await.expect("creates");
-    member.connection.is_away.store(true, Ordering::Relaxed);
-    let is_away = |error| matches!(error, ControlLogError::Log(StoreError::Unavailable { .. }));
-    assert!(member.add("b").await.is_err_and(is_away) && member.remove("a").await.is_err_and(is_away));
-    assert!(member.put_token("t2").await.is_err_and(is_away) && member.control.catch_up().await.is_err_and(is_away));
+    member.connection.is_unreachable.store(true, Ordering::Relaxed);
+    let is_unreachable = |error| matches!(error, ControlLogError::Log(StoreError::Unavailable { .. }));
+    assert!(member.add("b").await.is_err_and(is_unreachable) && member.remove("a").await.is_err_and(is_unreachable));
+    assert!(
+        member.put_token("t2").await.is_err_and(is_unreachable)
+            && member.control.catch_up().await.is_err_and(is_unreachable)
+    );
     assert_eq!((member.rules(), member.tokens()), (rules(&["a"]), vec!["t1".to_owned()]));
-    member.connection.is_away.store(false, Ordering::Relaxed);
+    member.connection.is_unreachable.store(false, Ordering::Relaxed);
     // One is not appended, and one is although its answer is lost.
     member.connection.fail(Fault::Fails);
     member.add("b").await.expect_err("it fails");
@@ -163,26 +188,59 @@ async fn a_removal_that_fails_can_be_repeated() {
     assert_eq!(member.remove("a").await.expect("is repeated"), 0);
 }
 
-/// A disk that cannot be written: the rules are not in the copy, the tokens hold, and all is made up for.
+/// A disk that cannot be written: the rules are not in the copy, the tokens hold, and the copy is written later.
 #[tokio::test]
 async fn a_copy_that_cannot_be_written_is_written_later() {
     let log = MetadataStore::memory().shared(1 << 20);
     let (member, other) = (Member::start(&log).await, Member::start(&log).await);
-    let folder = rules_path(member.dir.path()).parent().expect("a folder").to_owned();
-    fs::remove_dir_all(&folder).expect("is removed");
-    fs::write(&folder, "no folder").expect("writes");
-    let is_of_copy = |error| matches!(error, ControlLogError::Copy { .. });
+    let folder = member.lose_folder();
     assert!(member.add("a").await.is_err_and(is_of_copy));
     member.put_token("t1").await.expect("needs no disk");
     other.add("b").await.expect("adds");
-    other.control.change_tokens(|_| Ok::<_, ControlLogError>((vec![remove_token("t1")], ()))).await.expect("revokes");
+    other.revoke_token("t1").await.expect("revokes");
     assert!(member.control.catch_up().await.is_err_and(is_of_copy));
-    assert_eq!(member.tokens(), Vec::<String>::new(), "a revocation is obeyed");
+    assert!(member.poll_after(0).await.is_err_and(is_of_copy));
+    assert_eq!(member.tokens(), Vec::<String>::new(), "a revocation is applied");
     fs::remove_file(&folder).expect("is removed");
     member.catch_up().await;
     assert_eq!(member.rules(), rules(&["a", "b"]));
     member.add("c").await.expect("adds");
     assert_eq!(member.rules(), rules(&["a", "b", "c"]));
+}
+
+/// Polling reads all records for the copy after a back-off only, and applies changes of tokens meanwhile.
+#[tokio::test]
+async fn a_copy_that_cannot_be_written_is_tried_again_after_a_back_off() {
+    let log = MetadataStore::memory().shared(1 << 20);
+    let (member, other) = (Member::start(&log).await, Member::start(&log).await);
+    let folder = member.lose_folder();
+    other.add("a").await.expect("adds");
+    // Until the back-off is a minute, so that the test may take long.
+    for _ in 0..8 {
+        assert!(member.poll_after(60).await.is_err_and(is_of_copy));
+    }
+    let reads = member.reads();
+    other.put_token("t1").await.expect("creates");
+    other.add("b").await.expect("adds");
+    for _ in 0..10 {
+        assert!(member.poll_after(0).await.is_err_and(is_of_copy));
+        member.put_token("t2").await.expect("needs no disk");
+    }
+    assert_eq!((member.reads(), member.tokens()), (reads, vec!["t1".to_owned(), "t2".to_owned()]));
+    for attempts in 1..3 {
+        assert!(member.poll_after(60).await.is_err_and(is_of_copy));
+        assert!(member.poll_after(0).await.is_err_and(is_of_copy));
+        assert_eq!(member.reads(), reads + attempts, "once after each back-off");
+    }
+    // A change of rules does not wait for its end.
+    assert!(member.add("c").await.is_err_and(is_of_copy));
+    fs::remove_file(&folder).expect("is removed");
+    member.add("c").await.expect("adds");
+    assert_eq!(member.rules(), rules(&["a", "b", "c"]));
+    let reads = member.reads();
+    other.add("d").await.expect("adds");
+    member.poll_after(0).await.expect("is written");
+    assert_eq!((member.rules(), member.reads()), (rules(&["a", "b", "c", "d"]), reads));
 }
 
 /// The member is behind, and learns of rules that it cannot write when it changes tokens.
@@ -191,9 +249,7 @@ async fn tokens_are_changed_without_space_on_the_disk() {
     for entries_bytes_max in ENTRIES_BYTES_MAX {
         let log = MetadataStore::memory().shared(entries_bytes_max);
         let (member, other) = (Member::start(&log).await, Member::start(&log).await);
-        let folder = rules_path(member.dir.path()).parent().expect("a folder").to_owned();
-        fs::remove_dir_all(&folder).expect("is removed");
-        fs::write(&folder, "no folder").expect("writes");
+        let folder = member.lose_folder();
         other.add("a").await.expect("adds");
         member.put_token("t1").await.expect("needs no disk");
         fs::remove_file(&folder).expect("is removed");
@@ -203,10 +259,81 @@ async fn tokens_are_changed_without_space_on_the_disk() {
 }
 
 #[tokio::test]
+async fn rules_that_would_not_be_read_are_refused() {
+    let log = MetadataStore::memory().shared(1 << 20);
+    let (member, other) = (Member::start(&log).await, Member::start(&log).await);
+    other.add("a").await.expect("adds");
+    member.catch_up().await;
+    let size = || fs::metadata(rules_path(member.dir.path())).expect("is there").len();
+    let (lines, former) = (rules(&["b", "c"]), size());
+    let bytes = former + lines.iter().map(|line| line.len() as u64 + 1).sum::<u64>();
+    let refused = member.control.add_rules(&lines, bytes - 1).await;
+    let is_full = |error| matches!(error, ControlLogError::ListFull { bytes: found, .. } if found == bytes);
+    assert!(refused.is_err_and(is_full));
+    // What it has not received counts as well, and nothing was appended.
+    other.add("d").await.expect("adds");
+    let refused = member.control.add_rules(&lines, bytes).await;
+    assert!(refused.is_err_and(|error| matches!(error, ControlLogError::ListFull { .. })));
+    assert_eq!((member.rules(), other.rules()), (rules(&["a", "d"]), rules(&["a", "d"])));
+    assert_eq!(member.remove("d").await.expect("removes"), 1);
+    member.control.add_rules(&lines, bytes).await.expect("there is space");
+    assert_eq!((member.rules(), size()), (rules(&["a", "b", "c"]), bytes));
+}
+
+/// Another program has written rules with the last numbers. None is overwritten.
+#[tokio::test]
+async fn no_rule_has_a_number_after_the_last_one() {
+    for (last, fits) in [(u64::MAX, 0), (u64::MAX - 1, 0), (u64::MAX - 2, 1)] {
+        for entries_bytes_max in ENTRIES_BYTES_MAX {
+            let log = MetadataStore::memory().shared(entries_bytes_max);
+            let (member, other) = (Member::start(&log).await, Member::start(&log).await);
+            log.write_now(vec![Change::Put(rule_key(last), rule("last").into_bytes())]).expect("writes");
+            let refused = |added: Result<(), ControlLogError>| {
+                assert!(added.is_err_and(|error| matches!(error, ControlLogError::NoNumbersLeft)), "{last}");
+            };
+            refused(member.control.add_rules(&rules(&["a", "b"]), u64::MAX).await);
+            if fits == 1 {
+                member.add("a").await.expect("has a number");
+            }
+            refused(member.add("b").await);
+            other.catch_up().await;
+            let expected = [vec!["last"], vec!["last", "a"]];
+            assert!([&member, &other].iter().all(|member| member.rules() == rules(&expected[fits])), "{last}");
+            for name in expected[fits].iter() {
+                assert_eq!(member.remove(name).await.expect("removes"), 1);
+            }
+            member.add("b").await.expect("numbers are left");
+            other.catch_up().await;
+            assert_eq!(other.rules(), rules(&["b"]));
+        }
+    }
+}
+
+/// A change that holds the lock, because the database does not answer.
+#[tokio::test]
+async fn changes_that_wait_for_others_are_limited() {
+    use futures::FutureExt as _;
+    let log = MetadataStore::memory().shared(1 << 20);
+    let member = Member::start(&log).await;
+    let held = member.control.state.lock().await;
+    let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(member.put_token("t1"))).collect();
+    assert!(waiting.iter_mut().all(|change| change.now_or_never().is_none()));
+    let rejected = member.put_token("t2").now_or_never().expect("it does not wait");
+    assert!(rejected.is_err_and(|error| matches!(error, ControlLogError::Busy) && error.is_unavailable()));
+    let rejected = member.add("a").now_or_never().expect("it does not wait");
+    assert!(rejected.is_err_and(|error| error.is_unavailable()));
+    drop(held);
+    for change in waiting {
+        change.await.expect("creates");
+    }
+    assert_eq!(member.tokens(), ["t1"]);
+}
+
+#[tokio::test]
 async fn a_start_replaces_a_copy_that_differs_and_ignores_unknown_records() {
     let log = MetadataStore::memory().shared(1 << 20);
     let member = Member::start(&log).await;
-    member.control.add_rules(&rules(&["a", "b"])).await.expect("adds");
+    member.control.add_rules(&rules(&["a", "b"]), u64::MAX).await.expect("adds");
     log.write_now(vec![Change::Put(b"newer/1".to_vec(), b"x".to_vec())]).expect("writes");
     let Member { dir, connection, control } = member;
     drop(control);
@@ -224,22 +351,22 @@ async fn a_start_replaces_a_copy_that_differs_and_ignores_unknown_records() {
         .expect("puts");
     member.catch_up().await;
     assert_eq!(member.tokens(), ["t"]);
-    assert!(command.take_arrived().is_empty());
+    assert!(command.take_pending().is_empty());
 }
 
 /// Only what others have added is to be deleted: the member that adds a rule deletes what it names itself.
 #[tokio::test]
-async fn only_rules_of_others_arrive() {
+async fn only_what_rules_of_others_name_is_to_be_deleted() {
     let cid = "bafybeihrw75yfhdx5qsqgesdnxejtjybscwuclpusvxkuttep6h7pkgmze";
     for entries_bytes_max in ENTRIES_BYTES_MAX {
         let log = MetadataStore::memory().shared(entries_bytes_max);
         let (one, other) = (Member::start(&log).await, Member::start(&log).await);
-        one.control.add_rules(&[format!("/ipfs/{cid}")]).await.expect("adds");
+        one.control.add_rules(&[format!("/ipfs/{cid}")], u64::MAX).await.expect("adds");
         other.catch_up().await;
-        assert!(one.control.take_arrived().is_empty());
-        let arrived = other.control.take_arrived();
-        let roots: Vec<String> = arrived.single.iter().chain(arrived.many.iter()).map(|cid| cid.to_string()).collect();
+        assert!(one.control.take_pending().is_empty());
+        let pending = other.control.take_pending();
+        let roots: Vec<String> = pending.single.iter().chain(pending.many.iter()).map(|cid| cid.to_string()).collect();
         assert_eq!(roots, [cid], "{entries_bytes_max}");
-        assert!(other.control.take_arrived().is_empty());
+        assert!(other.control.take_pending().is_empty());
     }
 }

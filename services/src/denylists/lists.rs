@@ -6,7 +6,6 @@ use crate::denylists::reader::{self, ListContent, Reader};
 use crate::denylists::running::{Rules, Running};
 use crate::denylists::subscription::{Fetched, Subscription};
 use crate::denylists::{keeper, local};
-use crate::line_file;
 use crate::supervision::Supervisor;
 use config::{ListSetting, ListSource, PolicyMode, PolicySettings};
 use content::denylist::{List, Matcher, PathPattern, Rule, Source, Target};
@@ -16,7 +15,7 @@ use futures::future::BoxFuture;
 use p2p_bridge::durable;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -72,8 +71,11 @@ pub struct Lists {
     denied: List,
     refresh: Duration,
     bytes_max: u64,
-    /// Held while the rules are assembled, so that of two concurrent changes none is lost.
-    swapping: Mutex<()>,
+    /// How often the content of a list has changed.
+    changes: AtomicU64,
+    /// How many of these changes are in force. Held while the rules are assembled, so that of two concurrent changes
+    /// none is lost.
+    in_force: tokio::sync::Mutex<u64>,
     on_change: Mutex<Vec<OnChange>>,
 }
 
@@ -256,7 +258,9 @@ impl Lists {
             denied: List::of(denied),
             refresh: Duration::from_secs(settings.refresh_seconds),
             bytes_max,
-            swapping: Mutex::default(),
+            // The rules of the settings.
+            changes: AtomicU64::new(1),
+            in_force: tokio::sync::Mutex::default(),
             on_change: Mutex::default(),
         });
         for entry in &lists.entries {
@@ -278,7 +282,7 @@ impl Lists {
                 }
             }
         }
-        lists.swap();
+        lists.put_in_force().await;
         Ok(lists)
     }
 
@@ -382,41 +386,28 @@ impl Lists {
                     }
                     Err(error) => {
                         // Before the failure, more of the list may have been received. Reading it successfully does not
-                        // clear the
-                        // failure of the source.
-                        if self.reload(entry).await == Ok(true) {
-                            self.swap();
-                        }
+                        // clear the failure of the source.
+                        _ = self.reload(entry).await;
+                        self.put_in_force().await;
                         return Err(fail(entry, error.to_string()));
                     }
                 }
             }
-            match self.read(entry).await {
-                Ok(changed) => {
-                    if changed {
-                        self.swap();
-                    }
-                    Ok(())
-                }
-                Err(reason) => Err(reason),
-            }
+            self.read(entry).await
         }
         .boxed()
     }
 
-    /// Reads what is new of a list's text, and records the result in its state. Returns whether it changed.
-    async fn read(&self, entry: &Arc<ListEntry>) -> Result<bool, String> {
-        match self.reload(entry).await {
-            Ok(changed) => {
-                succeed(entry);
-                Ok(changed)
-            }
-            Err(reason) => Err(fail(entry, reason)),
-        }
+    /// Reads what is new of a list's text, puts it in force, and records the result in the state of the list.
+    async fn read(&self, entry: &Arc<ListEntry>) -> Result<(), String> {
+        self.reload(entry).await.map_err(|reason| fail(entry, reason))?;
+        succeed(entry);
+        self.put_in_force().await;
+        Ok(())
     }
 
-    /// Reads what is new of a list's text. Returns whether it changed.
-    async fn reload(&self, entry: &Arc<ListEntry>) -> Result<bool, String> {
+    /// Reads what is new of a list's text.
+    async fn reload(&self, entry: &Arc<ListEntry>) -> Result<(), String> {
         let mut reading = entry.reading.lock().await;
         let mut reader = reading.take().unwrap_or_default();
         let (file, max) = (entry.file.clone(), self.bytes_max);
@@ -426,18 +417,23 @@ impl Lists {
         });
         let (reader, content) = task.await.map_err(|_| "the gateway is stopping".to_owned())?;
         *reading = Some(reader);
-        let Some(content) = content.map_err(|error| error.to_string())? else { return Ok(false) };
+        let Some(content) = content.map_err(|error| error.to_string())? else { return Ok(()) };
         log(entry, &content);
         entry.change(|state| {
             (state.list, state.bytes, state.cut_off) = (content.list, content.bytes, content.cut_off);
             state.changed_at = Some(SystemTime::now());
         });
-        Ok(true)
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
-    /// Puts the current rules of the lists in force.
-    fn swap(&self) {
-        let swapping = self.swapping.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Puts the current rules of the lists in force, unless they are. Waits for another task that does so.
+    async fn put_in_force(&self) {
+        let mut in_force = self.in_force.lock().await;
+        let changes = self.changes.load(Ordering::SeqCst);
+        if *in_force == changes {
+            return;
+        }
         let source = |entry: &Arc<ListEntry>| Source {
             id: Arc::clone(&entry.id),
             list: entry.state().list,
@@ -448,21 +444,22 @@ impl Lists {
         let deny = Matcher::new(of(false).chain([settings]));
         let allow = (self.mode == PolicyMode::Allow).then(|| Matcher::new(of(true)));
         self.running.swap(Rules { deny, allow });
-        drop(swapping);
+        *in_force = changes;
         self.watchers().iter().for_each(|watcher| watcher());
     }
 
     /// Adds lines to the local list or, in a site, to that of the site. They are on the disk and in force when this
-    /// returns.
+    /// returns. A list does not become larger than `policy.list_bytes_max`, of which the rest would be ignored.
     ///
     /// # Errors
     /// The error. None of the lines is in force then.
     pub async fn add(&self, lines: Vec<String>) -> Result<(), ChangeError> {
         let Some(site) = &self.site else {
-            return Ok(self.change_local(move |path| line_file::append(path, &lines)).await?);
+            let bytes_max = self.bytes_max;
+            return Ok(self.change_local(move |path| local::add(path, &lines, bytes_max)).await?);
         };
-        site.add_rules(&lines).await?;
-        Ok(self.reread_site().await?)
+        site.add_rules(&lines, self.bytes_max).await?;
+        Ok(self.read_site().await?)
     }
 
     /// Removes rules from the local list and, in a site, from that of the site, with those that were added for the
@@ -480,20 +477,9 @@ impl Lists {
         let mut removed = 0;
         if let Some(site) = &self.site {
             removed = site.remove_rules(Arc::clone(&is_meant)).await?;
-            self.reread_site().await?;
+            self.read_site().await?;
         }
         Ok(removed + self.change_local(move |path| local::remove(path, |rule| is_meant(rule))).await?)
-    }
-
-    /// Checks the rules of the site now, and puts them in force if they have changed, or anyway.
-    ///
-    /// # Errors
-    /// Why the list could not be read. Its former rules stay in force.
-    pub async fn look_at_site(&self, anyway: bool) -> Result<(), String> {
-        match self.entry(SITE) {
-            Some(entry) if !anyway => self.look(entry).await,
-            _ => self.reread_site().await,
-        }
     }
 
     /// Puts in force what other gateways of the site have changed so far, if there is a site.
@@ -503,19 +489,17 @@ impl Lists {
     pub async fn catch_up_with_site(&self) -> Result<(), ChangeError> {
         let Some(site) = self.site() else { return Ok(()) };
         site.catch_up().await?;
-        Ok(self.reread_site().await?)
+        Ok(self.read_site().await?)
     }
 
-    /// Reads the rules of the site, and puts them in force.
+    /// Reads the list of the site, if there is one. Its rules are in force when this returns, also if another task has
+    /// read them.
     ///
     /// # Errors
     /// Why the list could not be read. Its former rules stay in force.
-    pub async fn reread_site(&self) -> Result<(), String> {
+    pub async fn read_site(&self) -> Result<(), String> {
         let Some(entry) = self.entry(SITE) else { return Ok(()) };
-        self.read(entry).await?;
-        // Also if another task has read it, which may not have put it in force yet.
-        self.swap();
-        Ok(())
+        self.read(entry).await
     }
 
     async fn change_local<T: Send + 'static>(
@@ -529,7 +513,6 @@ impl Lists {
         drop(reading);
         let changed = changed.map_err(|error| format!("writing the local denylist failed: {error}"))?;
         self.read(local).await?;
-        self.swap();
         Ok(changed)
     }
 

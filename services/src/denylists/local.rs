@@ -6,6 +6,7 @@
 //! Adding a rule appends and syncs a line; removing one replaces the file atomically. A line that a power failure left
 //! incomplete is not a rule, and is terminated before anything is appended.
 
+use crate::line_file;
 use content::denylist::Rule;
 use p2p_bridge::durable;
 use std::fmt;
@@ -32,6 +33,25 @@ pub fn ensure(path: &Path) -> io::Result<()> {
         durable::create_folder(dir)?;
     }
     if path.try_exists()? { Ok(()) } else { durable::write(path, HEADER.as_bytes()) }
+}
+
+/// Adds lines, which are on the disk when this returns, unless the list would then have more than `bytes_max` bytes.
+///
+/// # Errors
+/// The error of the file system, or [`io::ErrorKind::FileTooLarge`]. Nothing has changed then.
+pub fn add(path: &Path, lines: &[String], bytes_max: u64) -> io::Result<()> {
+    // One more for a last line that is incomplete.
+    let added = lines.iter().map(|line| line.len() as u64 + 1).sum::<u64>() + 1;
+    let bytes = std::fs::metadata(path)?.len().saturating_add(added);
+    if bytes > bytes_max {
+        let reason = format!(
+            "it would have {bytes} bytes, and the gateway reads no more than {bytes_max} (policy.list_bytes_max), so \
+             that the rules would not be in force; remove others with \"causeway block rm\", or raise \
+             policy.list_bytes_max, and repeat the take-down"
+        );
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
+    }
+    line_file::append(path, lines)
 }
 
 /// Removes the rules that match, and returns their number. The change is on the disk when this returns.

@@ -9,7 +9,7 @@
 //! | `deleted_links` | the links of deleted blocks, for later deep take-downs |
 //! | [`subscription`] | lists that are fetched over HTTP |
 //! | `keeper` | tasks that keep lists up to date |
-//! | [`obedience`] | in a site: the rules that other gateways add and remove |
+//! | [`site_rules`] | in a site: the rules that other gateways add and remove |
 //! | [`takedown`] | take-downs: a rule in force, and the content deleted |
 //! | [`views`] | API views of lists, rules and decisions |
 //!
@@ -40,10 +40,10 @@ mod deleted_links;
 mod keeper;
 pub mod lists;
 pub mod local;
-pub mod obedience;
 mod reader;
 pub mod running;
 pub mod served;
+pub mod site_rules;
 pub mod subscription;
 pub mod takedown;
 #[cfg(test)]

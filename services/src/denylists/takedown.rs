@@ -12,7 +12,8 @@
 //! * A path or a name is withheld as such. Its blocks may belong to other content too; those of a path are deleted only
 //!   with `deep`.
 //!
-//! In a site, the rule is one of the site, and the other gateways obey it as well ([`crate::denylists::obedience`]).
+//! In a site, the rule is one of the site, and is put in force at the other gateways as well
+//! ([`crate::denylists::site_rules`]).
 //!
 //! Removing a rule also removes those that `deep` added for it, which have a hint with the take-down.
 //!
@@ -48,12 +49,14 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
 
 /// The maximum number of blocks below a root that are withheld with it. Whether there are more is reported.
 pub const DEEP_BLOCKS_MAX: usize = 1_000_000;
 /// The number of rules that are added in one write.
 const RULES_BATCH: usize = 4096;
+/// The number of changes that run or wait for others. Further ones are rejected.
+pub(super) const CHANGES_MAX: usize = 64;
 
 /// The operator's control of content.
 pub struct Control {
@@ -62,6 +65,8 @@ pub struct Control {
     pub(super) tiers: Tiers,
     /// Serialises changes.
     changing: Mutex<()>,
+    /// Limits how many run or wait.
+    admission: Semaphore,
     /// Serialises changes of the links of deleted blocks.
     keeping_links: Mutex<()>,
     /// The pin service, whose requests fail.
@@ -143,6 +148,9 @@ pub enum ControlError {
     /// The rules of the site could not be changed.
     #[error(transparent)]
     Site(#[from] ControlLogError),
+    /// Too many changes wait for others.
+    #[error("{CHANGES_MAX} changes of the rules run or wait already: repeat the request later")]
+    Busy,
     /// Deleting withheld content failed.
     #[error("the rule is in force, but deleting the withheld content failed: {0}")]
     Store(#[from] StoreError),
@@ -175,6 +183,7 @@ impl Control {
             lists,
             tiers,
             changing: Mutex::default(),
+            admission: Semaphore::new(CHANGES_MAX),
             keeping_links: Mutex::default(),
             pins: None,
             answers: OnceLock::new(),
@@ -199,8 +208,9 @@ impl Control {
         Self { pins: Some(Arc::clone(pins)), ..self }
     }
 
-    async fn begin(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().await
+    async fn begin(&self) -> Result<(MutexGuard<'_, ()>, SemaphorePermit<'_>), ControlError> {
+        let permit = self.admission.try_acquire().map_err(|_| ControlError::Busy)?;
+        Ok((self.changing.lock().await, permit))
     }
 
     /// Adds a rule and deletes what it withholds. Idempotent.
@@ -208,7 +218,7 @@ impl Control {
     /// # Errors
     /// [`ControlError`].
     pub async fn add(&self, order: NewRule) -> Result<Done, ControlError> {
-        let _changing = self.begin().await;
+        let _changing = self.begin().await?;
         // Another gateway may have added or removed the rule.
         self.lists.catch_up_with_site().await?;
         let mut done = Done { complete: true, ..Done::default() };
@@ -459,9 +469,9 @@ impl Control {
     /// when it is requested.
     ///
     /// # Errors
-    /// [`ControlError::List`] and [`ControlError::Site`].
+    /// [`ControlError::List`], [`ControlError::Site`] and [`ControlError::Busy`].
     pub async fn remove(&self, rule: Rule) -> Result<u64, ControlError> {
-        let _changing = self.begin().await;
+        let _changing = self.begin().await?;
         Ok(self.lists.remove(rule).await?)
     }
 

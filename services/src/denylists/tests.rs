@@ -2,7 +2,7 @@
 //!
 //! | module | tests |
 //! |---|---|
-//! | `site` | gateways of a site, which obey the rules of each other |
+//! | `site` | gateways of a site, at each of which the rules of all are in force |
 
 mod site;
 
@@ -256,6 +256,29 @@ async fn tasks_update_files_and_subscriptions() {
     drop(keeper);
 }
 
+/// A gateway acknowledges no local rule that it would not read.
+#[tokio::test]
+async fn a_local_list_does_not_become_too_large() {
+    let dir = TempDir::new().expect("a folder");
+    let settings = PolicySettings { list_bytes_max: 400, ..PolicySettings::default() };
+    let lists = Lists::open(&settings, dir.path()).await.expect("opens");
+    let add = async |n: usize| lists.add(vec![format!("/ipns/n{n}.example reason={}", "x".repeat(40))]).await;
+    let mut count = 0;
+    let refused = loop {
+        match add(count).await {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(refused.to_string().contains("policy.list_bytes_max"), "{refused}");
+    let state = lists.local().expect("a list").state();
+    assert!(count > 0 && state.list.rules() == count as u64 && !state.cut_off, "{state:?}");
+    assert_eq!(lists.local_rules(0, 99).await.expect("reads").len(), count);
+    let first = Rule::parse("/ipns/n0.example").expect("parses").expect("a rule");
+    assert_eq!(lists.remove(first).await.expect("removes"), 1);
+    add(count).await.expect("there is space");
+}
+
 #[tokio::test]
 async fn a_missing_list_prevents_the_start() {
     let dir = TempDir::new().expect("a folder");
@@ -356,8 +379,8 @@ fn order(text: &str, deep: bool, double_hash: bool) -> NewRule {
     let item = if double_hash { subject.double_hash() } else { subject.rule_text(false) };
     let rule = Rule::parse(&item).expect("parses").expect("a rule");
     let rule = hints(rule, Some(451), Some("some reason"));
-    let said: String = rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-    NewRule { line: format!("{item}{said}"), rule, subject: Some(subject), deep, double_hash }
+    let hints: String = rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+    NewRule { line: format!("{item}{hints}"), rule, subject: Some(subject), deep, double_hash }
 }
 
 impl World {

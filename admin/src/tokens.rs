@@ -43,8 +43,8 @@ pub struct NameTaken(pub ErrorView);
 #[derive(IntoResponses)]
 #[response(
     status = 503,
-    description = "The database of the site cannot be reached, the gateway is stopping, or the audit log cannot be \
-    written. Repeat the request"
+    description = "The database of the site cannot be reached, too many changes wait, the gateway is stopping, or the \
+    audit log cannot be written. Repeat the request"
 )]
 pub struct SiteUnavailable(pub ErrorView);
 
@@ -123,7 +123,9 @@ async fn create_token(State(access): State<Access>, Audited(audit_context): Audi
 #[utoipa::path(delete, path = "/api/v1/tokens/{token}", tag = "access", security(("bearer" = ["operator"])),
     params(("token" = String, Path, description = "The token's ID or name")),
     responses((status = 200, description = "The revoked token", body = TokenView), BadRequest,
-        (status = 404, description = "There is no such token", body = ErrorView), DiskFailed, SiteUnavailable))]
+        (status = 404, description = "There is no such token", body = ErrorView),
+        (status = 409, description = "The gateway and its site have tokens of this name: their IDs are in the error",
+            body = ErrorView), DiskFailed, SiteUnavailable))]
 async fn revoke_token(State(access): State<Access>, Segment(token): Segment<String>) -> Answer {
     let removed = views::token(access.with_tokens(move |store| store.remove(&token)).await?);
     Ok(ResponseDetail::of(&removed).with(json(StatusCode::OK, &removed)))

@@ -4,7 +4,8 @@
 //! the operator's own token; the secret is printed once, alone on standard output, to be redirected to a file or a
 //! secret store.
 //!
-//! On the machine of a gateway of a site, the commands change the tokens of the site, in its database.
+//! On the machine of a gateway of a site, the commands change the tokens of the site, in its database. A token that the
+//! gateway had before is in its data folder, and is revoked without the database.
 
 use crate::audited_change::AuditedChange;
 use crate::options::{GATEWAY_REQUIRED, RequestOptions};
@@ -134,7 +135,9 @@ pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
                 let path = format!("/api/v1/tokens/{}", utf8_percent_encode(&token, NON_ALPHANUMERIC));
                 connect(loaded, &options.node).await?.delete(&path).await?
             } else {
-                revoke_locally(&loaded.config.data_dir, token_store(loaded).await?, token).await?
+                let data_dir = &loaded.config.data_dir;
+                let store = token_store(loaded).await.or_else(|error| own_store_with(data_dir, &token, error))?;
+                revoke_locally(data_dir, store, token).await?
             };
             print_view(options.json, &removed, |view| format!("revoked {} ({})\n", view.name, view.id))
         }
@@ -177,6 +180,21 @@ async fn token_store(loaded: &Loaded) -> anyhow::Result<TokenStore> {
     }
     let log = site::open_control_log(site).await.map_err(|error| loaded.error(error.setting, error.reason))?;
     Ok(store.with_site(Some(ControlLog::open_without_copy(Arc::new(log)).await?)))
+}
+
+/// The tokens of the data folder, if one of them has an ID or a name; otherwise the error why those of the site cannot
+/// be used.
+fn own_store_with(data_dir: &Path, id_or_name: &str, error: anyhow::Error) -> anyhow::Result<TokenStore> {
+    let store = TokenStore::of(data_dir);
+    let own = store.list().unwrap_or_default();
+    match own.iter().find(|token| token.id == id_or_name || token.name == id_or_name) {
+        None => Err(error),
+        Some(own) => {
+            let id = &own.id;
+            eprintln!("warning: only the gateway's own token {id} is revoked, and none of the site: {error:#}");
+            Ok(store)
+        }
+    }
 }
 
 /// Runs a change on a thread where it may block.
@@ -255,6 +273,17 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("audit.log")).expect("reads");
         let secret = created.token.rsplit_once('_').expect("a secret").1;
         assert!(!text.contains(secret), "{text}");
+    }
+
+    #[tokio::test]
+    async fn own_tokens_are_revoked_without_the_database_of_the_site() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let own = create(dir.path(), &[Scope::Pin], Some("ci")).await.expect("is created").kept;
+        let store_with = |id_or_name: &str| own_store_with(dir.path(), id_or_name, anyhow::anyhow!("no database"));
+        for id_or_name in [&own.id, "ci"] {
+            assert_eq!(store_with(id_or_name).expect("it is there").list().expect("reads").len(), 1);
+        }
+        assert_eq!(store_with("other").expect_err("there is none").to_string(), "no database");
     }
 
     #[tokio::test]

@@ -9,13 +9,13 @@
 //!
 //! In a site, tokens are created in the log that its gateways share ([`crate::control_log`]), and are valid at all of
 //! them. Those in the file, from a time when the gateway was alone, stay valid at this gateway until they are revoked.
-//! A token of the log that this release cannot parse is not accepted, and does not affect others.
+//! A token of the log that this release cannot parse is not accepted, and does not affect others. Those in the file are
+//! revoked without the log.
 
 use crate::access::secret::{Hash, Token};
 use crate::control_log::{self, ControlLog, ControlLogError, TokenRecords};
 use crate::fingerprint::FileFingerprint;
 use api::access::{OPERATOR, Quota, Scopes};
-use cache::StoreError;
 use cache::metadata_store::Change;
 use http::StatusCode;
 use p2p_bridge::{durable, epoch};
@@ -39,6 +39,11 @@ const FILE_BYTES_MAX: usize = 4 << 20;
 const TOKENS_MAX: usize = 10_000;
 /// The maximum length of a name, in characters.
 const NAME_CHARS_MAX: usize = 64;
+/// How often the removal of a token is attempted whose creation may have failed, how long it takes until the next
+/// attempt, and how long all of them may take: the request is to be answered before its timeout.
+const UNDO_ATTEMPTS: usize = 3;
+const UNDO_INTERVAL: Duration = Duration::from_millis(500);
+const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A stored token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +108,19 @@ pub enum TokenStoreError {
     /// There is no such token.
     #[error("there is no token with the ID or name \"{0}\"; \"causeway token ls\" lists the tokens")]
     Missing(String),
+    /// The gateway and its site have tokens of this name.
+    #[error(
+        "two tokens are named \"{name}\": {own}, which this gateway had before it was one of the site, and {of_site}, \
+         which is one of the site: give the ID of the one to be revoked"
+    )]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// The ID of the token in the file.
+        own: String,
+        /// The ID of the token of the site.
+        of_site: String,
+    },
     /// The file is corrupt.
     #[error("the token file {path} is invalid: {reason}", path = path.display())]
     Damaged {
@@ -122,6 +140,17 @@ pub enum TokenStoreError {
     /// The tokens of the site could not be changed.
     #[error(transparent)]
     Site(#[from] ControlLogError),
+    /// Whether a token of the site was created is unknown. Its secret was not shown.
+    #[error(
+        "{error}; the token {id} may have been created nevertheless, but its secret was not shown: when the database \
+         can be reached, \"causeway token rm {id}\" removes it if it is there"
+    )]
+    MaybeCreated {
+        /// The ID of the token.
+        id: String,
+        /// Why its creation failed.
+        error: ControlLogError,
+    },
 }
 
 impl TokenStoreError {
@@ -129,13 +158,15 @@ impl TokenStoreError {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Name | Self::NoScopes => StatusCode::BAD_REQUEST,
-            Self::Taken(_) => StatusCode::CONFLICT,
+            Self::Taken(_) | Self::Ambiguous { .. } => StatusCode::CONFLICT,
             Self::Missing(_) => StatusCode::NOT_FOUND,
             Self::Full => StatusCode::INSUFFICIENT_STORAGE,
-            Self::Site(ControlLogError::Log(
-                StoreError::Unavailable { .. } | StoreError::Busy | StoreError::Closed,
-            )) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Damaged { .. } | Self::Io { .. } | Self::Site(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Site(error) | Self::MaybeCreated { error, .. } if error.is_unavailable() => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Damaged { .. } | Self::Io { .. } | Self::Site(_) | Self::MaybeCreated { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 }
@@ -205,40 +236,50 @@ impl TokenStore {
         if terms.scopes.is_empty() {
             return Err(TokenStoreError::NoScopes);
         }
+        let token = Token::generate()
+            .map_err(|said| TokenStoreError::Io { path: "the system's random number generator".into(), said })?;
         let Some(site) = &self.site else {
             return self.change(|tokens| {
-                let (entry, token) = generate(&terms, tokens, tokens.len())?;
+                let entry = new_entry(&terms, tokens, tokens.len(), &token)?;
                 tokens.push(entry.clone());
                 Ok((entry, token))
             });
         };
         // A name means one token at each gateway.
         let own = self.list_own()?;
-        let decide = |known: &TokenRecords| {
-            let mut taken = parse_all(known);
-            taken.extend(own.iter().cloned());
-            let (entry, token) = generate(&terms, &taken, known.len())?;
-            let json = serde_json::to_vec(&entry).map_err(|error| self.io_error(io::Error::other(error)))?;
-            Ok((vec![control_log::put_token(&entry.id, json)], (entry, token)))
-        };
-        Handle::current().block_on(site.change_tokens(decide))
+        let entry = Handle::current().block_on(create_in_site(site, &terms, &own, &token))?;
+        Ok((entry, token))
     }
 
-    /// Revokes a token, by its ID or its name. Its pins stay, and the operator can remove them.
+    /// Revokes a token, by its ID or its name. Its pins stay, and the operator can remove them. Tokens in the file are
+    /// revoked also while the log of the site cannot be reached.
     ///
     /// # Errors
     /// [`TokenStoreError`].
     pub fn remove(&self, id_or_name: &str) -> Result<StoredToken, TokenStoreError> {
-        if let Some(site) = &self.site {
-            let removed = Handle::current().block_on(remove_of_site(site, id_or_name))?;
-            if let Some(removed) = removed {
-                return Ok(removed);
+        let Some(site) = &self.site else { return self.remove_own(id_or_name) };
+        // No token in a file that cannot be read is accepted, and those of the site can be revoked nevertheless.
+        let listed = self.list_own();
+        let own = listed.as_deref().ok().and_then(|own| find(own, id_or_name));
+        match (own, find(&parse_all(&site.tokens()), id_or_name)) {
+            (Some(own), of_site) if own.id == id_or_name || of_site.is_none() => self.remove_own(&own.id),
+            (Some(own), Some(of_site)) if of_site.id != id_or_name => {
+                let (name, own, of_site) = (id_or_name.to_owned(), own.id.clone(), of_site.id.clone());
+                Err(TokenStoreError::Ambiguous { name, own, of_site })
             }
+            _ => match Handle::current().block_on(remove_from_site(site, id_or_name))? {
+                Some(removed) => Ok(removed),
+                None => Err(listed.err().unwrap_or_else(|| TokenStoreError::Missing(id_or_name.to_owned()))),
+            },
         }
+    }
+
+    /// Revokes a token in the file.
+    fn remove_own(&self, id_or_name: &str) -> Result<StoredToken, TokenStoreError> {
         self.change(|tokens| {
-            let is_meant = |entry: &StoredToken| entry.id == id_or_name || entry.name == id_or_name;
-            let at = tokens.iter().position(is_meant).ok_or_else(|| TokenStoreError::Missing(id_or_name.to_owned()))?;
-            Ok(tokens.remove(at))
+            let id = find(tokens, id_or_name).map(|entry| entry.id.clone());
+            let at = tokens.iter().position(|entry| id.as_ref() == Some(&entry.id));
+            Ok(tokens.remove(at.ok_or_else(|| TokenStoreError::Missing(id_or_name.to_owned()))?))
         })
     }
 
@@ -272,16 +313,66 @@ impl TokenStore {
     fn path(&self) -> PathBuf {
         self.dir.join(FILE)
     }
+}
 
-    fn io_error(&self, said: io::Error) -> TokenStoreError {
-        TokenStoreError::Io { path: self.path(), said }
+/// The token with an ID or, if there is none, with a name.
+fn find<'a>(tokens: &'a [StoredToken], id_or_name: &str) -> Option<&'a StoredToken> {
+    let by_id = tokens.iter().find(|entry| entry.id == id_or_name);
+    by_id.or_else(|| tokens.iter().find(|entry| entry.name == id_or_name))
+}
+
+/// Creates a token of the site, with a name that none of its tokens and none of `own` has.
+async fn create_in_site(
+    site: &ControlLog,
+    terms: &TokenParameters,
+    own: &[StoredToken],
+    token: &Token,
+) -> Result<StoredToken, TokenStoreError> {
+    // If the log cannot be reached, it is certain that nothing was created.
+    site.change_tokens(|_| Ok::<_, TokenStoreError>((Vec::new(), ()))).await?;
+    let decide = |known: &TokenRecords| {
+        let mut taken = parse_all(known);
+        taken.extend(own.iter().cloned());
+        let entry = new_entry(terms, &taken, known.len(), token)?;
+        let json = serde_json::to_vec(&entry);
+        let json = json.map_err(|error| TokenStoreError::Io { path: FILE.into(), said: io::Error::other(error) })?;
+        Ok((vec![control_log::put_token(&entry.id, json)], entry))
+    };
+    match site.change_tokens(decide).await {
+        // It may have been appended.
+        Err(TokenStoreError::Site(error @ ControlLogError::Log(_))) => {
+            Err(undo_creation(site, token.id(), error).await)
+        }
+        created => created,
+    }
+}
+
+/// Removes a token whose creation has failed with an error, and returns that error, or one with the ID if the token may
+/// be left. The removal is an entry of its own, whether there is such a token or not: after it, a creation that is
+/// still on its way is not appended.
+async fn undo_creation(site: &ControlLog, id: &str, error: ControlLogError) -> TokenStoreError {
+    let remove = async || {
+        for attempt in 0..UNDO_ATTEMPTS {
+            if attempt > 0 {
+                tokio::time::sleep(UNDO_INTERVAL).await;
+            }
+            let changed = site.change_tokens(|_| Ok::<_, ControlLogError>((vec![control_log::remove_token(id)], ())));
+            if changed.await.is_ok() {
+                return true;
+            }
+        }
+        false
+    };
+    match tokio::time::timeout(UNDO_TIMEOUT, remove()).await {
+        Ok(true) => error.into(),
+        _ => TokenStoreError::MaybeCreated { id: id.to_owned(), error },
     }
 }
 
 /// Revokes a token of the site; `None` if it has no such token.
-async fn remove_of_site(site: &ControlLog, id_or_name: &str) -> Result<Option<StoredToken>, TokenStoreError> {
+async fn remove_from_site(site: &ControlLog, id_or_name: &str) -> Result<Option<StoredToken>, TokenStoreError> {
     let decide = |known: &TokenRecords| -> Result<(Vec<Change>, Option<StoredToken>), TokenStoreError> {
-        let found = parse_all(known).into_iter().find(|entry| entry.id == id_or_name || entry.name == id_or_name);
+        let found = find(&parse_all(known), id_or_name).cloned();
         let changes = found.iter().map(|entry| control_log::remove_token(&entry.id)).collect();
         Ok((changes, found))
     };
@@ -299,12 +390,14 @@ fn parse_all(records: &TokenRecords) -> Vec<StoredToken> {
     tokens
 }
 
-/// A new token. `taken` are those whose names it must not have, and `count` those that count towards the maximum.
-fn generate(
+/// The entry of a new token. `taken` are those whose names it must not have, and `count` those that count towards the
+/// maximum.
+fn new_entry(
     terms: &TokenParameters,
     taken: &[StoredToken],
     count: usize,
-) -> Result<(StoredToken, Token), TokenStoreError> {
+    token: &Token,
+) -> Result<StoredToken, TokenStoreError> {
     let name = terms.name.clone().unwrap_or_else(|| free_name(taken));
     if taken.iter().any(|entry| entry.name == name || entry.id == name) {
         return Err(TokenStoreError::Taken(name));
@@ -312,12 +405,10 @@ fn generate(
     if count >= TOKENS_MAX {
         return Err(TokenStoreError::Full);
     }
-    let token = Token::generate()
-        .map_err(|said| TokenStoreError::Io { path: "the system's random number generator".into(), said })?;
     let created_at = epoch::now();
     let expires_at = terms.lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
     let (id, hash, scopes) = (token.id().to_owned(), token.hash().to_hex(), terms.scopes);
-    Ok((StoredToken { id, name, hash, scopes, quota: terms.quota, created_at, expires_at }, token))
+    Ok(StoredToken { id, name, hash, scopes, quota: terms.quota, created_at, expires_at })
 }
 
 /// Whether a name is valid. The operator's is reserved.
@@ -415,7 +506,7 @@ impl CachedTokenStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_log::Connection;
+    use crate::test_log::{Connection, Fault};
     use api::access::Scope;
     use cache::MetadataStore;
     use std::time::UNIX_EPOCH;
@@ -497,7 +588,7 @@ mod tests {
             blocking(&stores[0], |store| store.create(terms("late"))).await.map(|_| ()),
             blocking(&stores[0], |store| store.remove("ci")).await.map(|_| ()),
         ] {
-            assert_eq!(refused.expect_err("it is away").status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(refused.expect_err("it cannot be reached").status(), StatusCode::SERVICE_UNAVAILABLE);
         }
         assert!(one.find(token.id()).is_some(), "it stays valid");
         connection.is_unreachable.store(false, std::sync::atomic::Ordering::Relaxed);
@@ -509,6 +600,84 @@ mod tests {
         assert!(other.find(own_token.id()).is_none());
         let missing = blocking(&stores[1], |store| store.remove("own")).await;
         assert!(matches!(missing, Err(TokenStoreError::Missing(_))), "{missing:?}");
+    }
+
+    /// A gateway that had a token named "ci" before it was one of a site, and the site has one of that name as well.
+    async fn with_two_of_a_name() -> (tempfile::TempDir, Arc<Connection>, TokenStore, [StoredToken; 2]) {
+        let (dir, elsewhere) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let log = MetadataStore::memory().shared(1 << 20);
+        let connection = Connection::new(&log);
+        let (own, _) = TokenStore::of(dir.path()).create(terms("ci")).expect("makes");
+        let other = ControlLog::open(Connection::new(&log), elsewhere.path()).await.expect("opens");
+        let other = TokenStore::of(elsewhere.path()).with_site(Some(other));
+        let (of_site, _) = blocking(&other, |store| store.create(terms("ci"))).await.expect("makes");
+        let site = ControlLog::open(Arc::clone(&connection) as _, dir.path()).await.expect("opens");
+        let store = TokenStore::of(dir.path()).with_site(Some(site));
+        (dir, connection, store, [own, of_site])
+    }
+
+    async fn remove(store: &TokenStore, id_or_name: &str) -> Result<StoredToken, TokenStoreError> {
+        let id_or_name = id_or_name.to_owned();
+        blocking(store, move |store| store.remove(&id_or_name)).await
+    }
+
+    #[tokio::test]
+    async fn of_two_tokens_of_a_name_none_is_revoked_by_it() {
+        for first in [0, 1] {
+            let (_dir, _, store, tokens) = with_two_of_a_name().await;
+            let refused = remove(&store, "ci").await.expect_err("it is ambiguous");
+            assert_eq!(refused.status(), StatusCode::CONFLICT);
+            assert!(tokens.iter().all(|token| refused.to_string().contains(&token.id)), "{refused}");
+            assert_eq!(store.list().expect("reads").len(), 2);
+            assert_eq!(remove(&store, &tokens[first].id).await.expect("by its ID"), tokens[first]);
+            assert_eq!(remove(&store, "ci").await.expect("it is the last one"), tokens[1 - first]);
+            assert_eq!(store.list().expect("reads"), []);
+        }
+    }
+
+    #[tokio::test]
+    async fn own_tokens_are_revoked_without_the_database() {
+        let (dir, connection, store, [own, of_site]) = with_two_of_a_name().await;
+        let (named, _) = TokenStore::of(dir.path()).create(terms("named")).expect("makes");
+        connection.is_unreachable.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(remove(&store, &own.id).await.expect("by its ID"), own);
+        assert_eq!(remove(&store, "named").await.expect("by its name"), named);
+        let refused = remove(&store, &of_site.id).await.expect_err("it is one of the site");
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(store.list().expect("reads"), [of_site]);
+    }
+
+    #[tokio::test]
+    async fn a_token_of_the_site_is_revoked_although_the_file_is_damaged() {
+        let (dir, _, store, [_, of_site]) = with_two_of_a_name().await;
+        fs::write(dir.path().join(FILE), "{").expect("writes");
+        assert_eq!(remove(&store, "ci").await.expect("is revoked"), of_site);
+        assert!(matches!(remove(&store, "ci").await, Err(TokenStoreError::Damaged { .. })));
+    }
+
+    /// What a creation leaves whose answer is lost: nothing, or an error with the ID.
+    #[tokio::test]
+    async fn a_token_whose_creation_is_uncertain_is_removed_or_named() {
+        let (_dir, connection, store, former) = with_two_of_a_name().await;
+        let create = async || blocking(&store, |store| store.create(terms("new"))).await.map(|(entry, _)| entry);
+        for fault in [Fault::AnswerIsLost, Fault::Fails] {
+            connection.fail(fault);
+            let failed = create().await.expect_err("the answer is lost");
+            assert!(matches!(failed, TokenStoreError::Site(ControlLogError::Log(_))), "{failed}");
+            let removed = remove(&store, "new").await;
+            assert!(matches!(removed, Err(TokenStoreError::Missing(_))), "{removed:?}");
+        }
+        connection.fail(Fault::AnswerIsLost);
+        connection.fail(Fault::Fails);
+        create().await.expect_err("the answer is lost, and the first removal fails");
+        assert_eq!(store.list().expect("reads").len(), former.len());
+        connection.fail(Fault::AnswerIsLost);
+        (0..UNDO_ATTEMPTS).for_each(|_| connection.fail(Fault::Fails));
+        let failed = create().await.expect_err("the answer is lost");
+        let TokenStoreError::MaybeCreated { id, .. } = &failed else { panic!("{failed}") };
+        assert!(failed.to_string().contains(id));
+        assert_eq!(remove(&store, id).await.expect("it was created").name, "new");
+        create().await.expect("the name is free");
     }
 
     #[test]

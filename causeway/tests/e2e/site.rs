@@ -395,6 +395,11 @@ async fn a_gateway_answers_gateways_of_its_own_site_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_database_content_is_served_and_nothing_is_acknowledged() {
     let (mut site, dirs) = (Site::new().await, [folder(), folder()]);
+    // Tokens of a time when the gateway was alone.
+    for name in ["own-1", "own-2"] {
+        let created = Launch::new(dirs[0].path()).run(&["token", "create", "--scope", "read", "--name", name]);
+        created.expect("is created");
+    }
     let one = site.gateway(dirs[0].path()).start().await;
     let other = site.gateway(dirs[1].path()).start().await;
     let content = Noise::bytes(53, 600_000);
@@ -427,6 +432,8 @@ async fn without_the_database_content_is_served_and_nothing_is_acknowledged() {
     }
     let failed = site.gateway(dirs[0].path()).run(&["token", "rm", "early"]).expect_err("it cannot be revoked");
     assert!(failed.contains("site.database"), "{failed}");
+    site.gateway(dirs[0].path()).run(&["token", "rm", "own-1"]).expect("it is not one of the site");
+    assert_eq!(change(&one, Method::DELETE, "/api/v1/tokens/own-2", None).await.0, 200);
     let refused = upload(&one, b"another file").await.expect_err("it cannot be pinned");
     assert!(refused.0 == 503 && refused.1.is_some(), "{refused:?}");
     until_engine(&one, "database", false).await;

@@ -25,7 +25,7 @@ use services::audit::AuditError;
 use services::uploads::UploadError;
 use services::uploads::error::STOPPING;
 use services::uploads::request_body::{BodyCoding, RequestBody};
-use services::uploads::resumable::parts::ResumableError;
+use services::uploads::resumable::ResumableError;
 use std::time::Duration;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema as _, ToSchema};

@@ -15,14 +15,15 @@ use api::error::ErrorView;
 use api::uploads::{PartialState, PartialView, PartialsView};
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LOCATION};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LOCATION, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use services::uploads::error::UploadError;
 use services::uploads::query::UploadParams;
-use services::uploads::resumable::file::{Record, UploadOutcome};
 use services::uploads::resumable::headers::{self, EXTENSIONS, PIECE, VERSION};
-use services::uploads::resumable::parts::{Piece, ResumableError, ResumableUploads, Wanted};
+use services::uploads::resumable::parts::{Piece, Wanted};
+use services::uploads::resumable::record::{Record, UploadOutcome};
+use services::uploads::resumable::{ResumableError, ResumableUploads};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -185,8 +186,13 @@ async fn abilities(State(parts): State<Arc<ResumableUploads>>, _: Authenticated)
     responses((status = 200, description = "All uploads, including those that ended recently", body = PartialsView)),
 )]
 async fn list(State(parts): State<Arc<ResumableUploads>>, Authenticated(bearer): Authenticated) -> Response {
-    let uploads = parts.list(&bearer).into_iter().map(|(id, record)| view(&parts, &id, record)).collect();
-    tus(json(StatusCode::OK, &PartialsView { uploads }))
+    match parts.list(&bearer).await {
+        Ok(listed) => {
+            let uploads = listed.into_iter().map(|(id, record)| view(&parts, &id, record)).collect();
+            tus(json(StatusCode::OK, &PartialsView { uploads }))
+        }
+        Err(error) => tus(api_error(error)),
+    }
 }
 
 /// Create a resumable upload (tus 1.0)
@@ -279,8 +285,17 @@ async fn offset(
             insert_progress_headers(response.headers_mut(), &parts, &record);
             response
         }
-        Err(error) => tus(error.0),
+        Err(error) => tus(without_body(error)),
     }
+}
+
+/// An error as the response to `HEAD`.
+fn without_body(error: ApiError) -> Response {
+    let mut response = error.0.into_response();
+    if let Some(retry_after) = error.into_response().headers().get(RETRY_AFTER) {
+        response.headers_mut().insert(RETRY_AFTER, retry_after.clone());
+    }
+    response
 }
 
 /// The state and the result of a resumable upload
@@ -297,7 +312,7 @@ async fn look(
     Authenticated(bearer): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    match parts.look(&bearer, &id) {
+    match parts.look(&bearer, &id).await {
         Ok(record) => tus(json(StatusCode::OK, &view(&parts, &id, record))),
         Err(error) => tus(api_error(error)),
     }

@@ -5,6 +5,7 @@
 
 use super::request_body::{RequestBody, Upload, boxed};
 use crate::uploads::limits::UploadAllowance;
+use crate::uploads::resumable::store::StoredBytes;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +25,7 @@ struct Inner {
 
 enum Source {
     Upload(Upload),
-    Stored(tokio::fs::File),
+    Stored(StoredBytes),
 }
 
 impl Meter {
@@ -33,9 +34,9 @@ impl Meter {
         Self::new(Source::Upload(Upload::new(body)), allowance)
     }
 
-    /// Reads a file.
-    pub fn of_file(file: tokio::fs::File, allowance: UploadAllowance) -> Self {
-        Self::new(Source::Stored(file), allowance)
+    /// Reads bytes that are stored.
+    pub fn of_stored(bytes: StoredBytes, allowance: UploadAllowance) -> Self {
+        Self::new(Source::Stored(bytes), allowance)
     }
 
     fn new(source: Source, allowance: UploadAllowance) -> Self {
@@ -63,7 +64,7 @@ impl AsyncRead for Meter {
         let before = buf.filled().len();
         match source {
             Some(Source::Upload(upload)) => std::task::ready!(Pin::new(upload).poll_read(cx, buf))?,
-            Some(Source::Stored(file)) => std::task::ready!(Pin::new(file).poll_read(cx, buf))?,
+            Some(Source::Stored(bytes)) => std::task::ready!(bytes.as_mut().poll_read(cx, buf))?,
             None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         }
         *bytes_read += (buf.filled().len() - before) as u64;

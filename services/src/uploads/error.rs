@@ -91,6 +91,9 @@ pub enum UploadError {
     /// The folder for temporary files failed.
     #[error("the folder for temporary files of uploads failed: {0}")]
     TemporaryFile(io::Error),
+    /// Bytes that were received are missing from the shared storage of a site, or damaged.
+    #[error("a part of the upload is missing from the storage of the site, or damaged: upload the content again")]
+    PartLost,
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
@@ -165,7 +168,7 @@ impl UploadError {
             Self::TemporaryFile(error) if error.kind() == io::ErrorKind::StorageFull => {
                 StatusCode::INSUFFICIENT_STORAGE
             }
-            Self::TemporaryFile(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::TemporaryFile(_) | Self::PartLost => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Store(error) => of_store(error),
             Self::Pin { error, .. } => of_pin(error),
             Self::Memory { .. } | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,

@@ -352,8 +352,8 @@ impl Uploads {
         self.limits
     }
 
-    /// [`Uploads::take`] for bytes that are stored already and were checked against the allowance. Waits for a permit
-    /// and memory.
+    /// [`Uploads::take`] for so many bytes that are stored already and were checked against the allowance, and whose
+    /// reader takes so much memory. Waits for a permit and memory.
     ///
     /// # Errors
     /// As [`Uploads::take`].
@@ -361,10 +361,10 @@ impl Uploads {
         &self,
         request: UploadRequest,
         meter: Meter,
-        bytes: u64,
+        (bytes, reader_bytes): (u64, usize),
     ) -> Result<UploadResult, UploadError> {
         let permit = self.uploads.acquire(&request.owner).await.map_err(|_| UploadError::Stopping)?;
-        let bytes = self.limits.memory_bytes(&request.options, Some(bytes))?;
+        let bytes = self.limits.memory_bytes(&request.options, Some(bytes))? + reader_bytes;
         let share = loop {
             match self.reserve(bytes) {
                 Err(UploadError::Memory { bytes_max }) if bytes <= bytes_max => tokio::time::sleep(MEMORY_EVERY).await,

@@ -3,9 +3,8 @@
 //! The record has the offset up to which the bytes are synced, and is written after the sync. Bytes after it were not
 //! acknowledged, and are truncated when the gateway starts. All functions block the thread.
 
-use api::uploads::{FailureView, UploadView};
+use crate::uploads::resumable::record::Record;
 use p2p_bridge::durable;
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -17,51 +16,6 @@ const RECORD_BYTES_MAX: usize = 4 << 20;
 /// The extensions of the files; the ID is the stem.
 const RECORD: &str = "json";
 const BYTES: &str = "part";
-
-/// The record of an upload.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    /// The ID of the owner's token.
-    pub owner: String,
-    /// The length of the upload, in bytes.
-    pub length: u64,
-    /// The number of bytes that are received and synced.
-    pub offset: u64,
-    /// The parameters of `POST /upload`.
-    pub query: String,
-    /// The media type.
-    pub media_type: String,
-    /// The name.
-    pub name: Option<String>,
-    /// When it was created, in seconds since the Unix epoch.
-    pub created_at: u64,
-    /// When it last changed.
-    pub touched_at: u64,
-    /// The outcome, when it is complete.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<UploadOutcome>,
-}
-
-/// The outcome of a complete upload.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UploadOutcome {
-    /// It is pinned.
-    Done(UploadView),
-    /// It failed. The bytes are kept if the gateway is the cause.
-    Failed(FailureView),
-}
-
-impl Record {
-    /// Whether it is still to be received or imported.
-    pub fn is_open(&self) -> bool {
-        match &self.outcome {
-            None => true,
-            Some(UploadOutcome::Failed(failure)) => failure.status >= 500,
-            Some(UploadOutcome::Done(_)) => false,
-        }
-    }
-}
 
 /// The folder of all resumable uploads.
 #[derive(Debug, Clone)]

@@ -383,7 +383,7 @@ pub struct Uploads {
     /// The memory budget of all uploads and imports, and of walking the DAGs that they pin. Most uploads take some 32
     /// MiB, small ones less. An upload that finds too little memory is answered with 503.
     pub memory_bytes_max: u64,
-    /// The maximum total size of incomplete resumable uploads in data_dir, of all tokens.
+    /// The maximum total size of incomplete resumable uploads of all tokens, in data_dir or in the storage of a site.
     pub parts_bytes_max: u64,
     /// The maximum total size of incomplete resumable uploads of one token.
     pub parts_token_bytes_max: u64,

@@ -3,7 +3,8 @@
 //! ```text
 //! services ─┬─ MetadataLog ──→ DatabaseLog ────┬─→ ReconnectingSession ──→ Database ──→ PostgreSQL
 //!           └─ Claims ───────→ DatabaseClaims ─┤                         hosts, TLS
-//! blocks ───── BlockIndex ───→ DatabaseIndex ──┘
+//! blocks ───── BlockIndex ───→ DatabaseIndex ──┤
+//! uploads ─────────────────→ DatabaseUploads ──┘
 //! ```
 //!
 //! | module | concern |
@@ -19,6 +20,7 @@
 //! | `schema` | the tables, and how older ones become current |
 //! | `server` | [`ServerState`]: what a gateway checks of the server when it starts |
 //! | `session` | a connection with its settings, and its notifications |
+//! | `uploads` | [`DatabaseUploads`]: resumable uploads, and the objects with their bytes |
 
 mod address;
 mod claims;
@@ -31,6 +33,7 @@ mod reconnecting;
 mod schema;
 mod server;
 mod session;
+mod uploads;
 
 pub use address::{Database, DatabaseOptions};
 pub use claims::{ClaimOptions, DatabaseClaims};
@@ -39,6 +42,7 @@ pub use index::{DatabaseIndex, IndexOptions};
 pub use log::{DatabaseLog, LogKind, LogOptions};
 pub use members::{DatabaseMembers, Identity, Member, Renewed};
 pub use server::ServerState;
+pub use uploads::{CreatedUpload, DatabaseUploads, NewPart, PartRow, UploadRow};
 
 use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};

@@ -14,6 +14,7 @@
 //! | [`engine_state`] | whether the database and the storage can be used |
 //! | [`members`] | which gateways there are, and which of them provides a key |
 //! | [`store`] | the block store of a gateway of a site: its own disk, and the shared storage |
+//! | [`uploads`] | resumable uploads, which any gateway continues |
 
 pub mod blocks;
 pub mod database;
@@ -21,5 +22,6 @@ pub mod engine_state;
 pub mod members;
 pub mod open;
 pub mod store;
+pub mod uploads;
 
 pub use open::{Engines, OpenError, open, open_control_log};

@@ -11,6 +11,7 @@ use crate::database::{
     ClaimOptions, Database, DatabaseClaims, DatabaseError, DatabaseIndex, DatabaseLog, DatabaseOptions, IndexOptions,
     LogOptions, ServerState,
 };
+use crate::uploads::UploadEngines;
 use cache::StoreError;
 use config::{S3Addressing, Site};
 use futures::FutureExt as _;
@@ -43,6 +44,8 @@ pub struct Engines {
     pub claims: DatabaseClaims,
     /// The blocks.
     pub blocks: SharedBlocks,
+    /// What resumable uploads need.
+    pub uploads: UploadEngines,
     /// The database, for [`crate::members::Members`].
     pub database: Database,
     /// The name and hosts of the database, for messages.
@@ -91,9 +94,11 @@ async fn open_engines(settings: &Site) -> Result<Engines, OpenError> {
     let index: Arc<dyn BlockIndex> = Arc::new(DatabaseIndex::new(database.clone(), IndexOptions::default()));
     // What fails after this is about the storage.
     index.identity().await.map_err(|error| OpenError::new(database_setting(settings), reason(&error)))?;
-    let blocks = SharedBlocks::open(index, objects, &settings.name).await;
+    let blocks = SharedBlocks::open(index, Arc::clone(&objects), &settings.name).await;
     let blocks = blocks.map_err(|error| OpenError::new("site.store", reason(&error)))?;
-    Ok(Engines { log, control, claims, blocks, database, database_name, store_name: settings.store.as_str().into() })
+    let uploads = UploadEngines { database: database.clone(), objects };
+    let store_name = settings.store.as_str().into();
+    Ok(Engines { log, control, claims, blocks, uploads, database, database_name, store_name })
 }
 
 /// Opens the log of the rules and tokens alone, for commands that change them without a gateway.

@@ -221,9 +221,13 @@ impl<'a> Assembly<'a> {
         let policy = Arc::clone(&storage.policy);
         let service = Uploads::new(&storage.store, policy, Arc::clone(pins), limits, data_dir);
         let service = service.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
-        let (folder, holders) =
-            (data_dir.join(uploads::FOLDER).join("parts"), authenticator::principal_lookup(storage.tokens.clone()));
-        let parts = ResumableUploads::open(service.clone(), &folder, uploads.into(), holders);
+        let (limits, holders) = (uploads.into(), authenticator::principal_lookup(storage.tokens.clone()));
+        if let Some(site) = &storage.site {
+            let parts = ResumableUploads::of_store(service.clone(), site.uploads(limits), limits, holders);
+            return Ok((service, parts));
+        }
+        let parts =
+            ResumableUploads::open(service.clone(), &data_dir.join(uploads::FOLDER).join("parts"), limits, holders);
         let parts = parts.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
         Ok((service, parts))
     }

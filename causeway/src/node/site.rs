@@ -20,9 +20,11 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use services::control_log::{ControlLog, ControlLogError};
 use services::pinning::Coordination;
+use services::uploads::limits::ResumableLimits;
 use site::database::{Database, Identity, Member};
 use site::members::{MemberOptions, Members, Reach};
 use site::store::{SiteStore, SiteStoreOptions};
+use site::uploads::{SharedUploadOptions, SharedUploads, UploadEngines};
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
@@ -37,6 +39,7 @@ pub(super) struct Site {
     pub coordination: Coordination,
     /// The rules and tokens of all gateways.
     pub control: Arc<ControlLog>,
+    uploads: UploadEngines,
     database: Database,
     description: Description,
 }
@@ -80,7 +83,8 @@ impl Site {
         let coordination = Coordination { log: Arc::new(engines.log), claims: Arc::new(engines.claims) };
         let control = ControlLog::open(Arc::new(engines.control), &loaded.config.data_dir).await;
         let control = control.map_err(|error| control_error(loaded, &error))?;
-        Ok(Some(Self { store, coordination, control, database: engines.database, description }))
+        let (uploads, database) = (engines.uploads, engines.database);
+        Ok(Some(Self { store, coordination, control, uploads, database, description }))
     }
 
     /// The tier of the site.
@@ -92,6 +96,11 @@ impl Site {
             blocks_for_peers: Arc::new(source.for_peers()),
             wait_max: WAIT_MAX,
         }
+    }
+
+    /// The resumable uploads of the site, with the limits of this gateway.
+    pub fn uploads(&self, limits: ResumableLimits) -> Arc<SharedUploads> {
+        Arc::new(SharedUploads::new(self.uploads.clone(), SharedUploadOptions::new(limits)))
     }
 
     /// Makes the gateway a member, which the others reach at the addresses of its listeners for peers.

@@ -8,11 +8,14 @@ use crate::support::haproxy::{HaProxy, shipped};
 use crate::support::metrics::Metrics;
 use crate::support::nginx::free_address;
 use crate::support::noise::Noise;
-use crate::support::{client, eventually};
+use crate::support::{assert_same_bytes, client, eventually};
+use crate::uploads::{PIECE, tus};
+use bytes::Bytes;
 use futures::future::join_all;
 use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::{Value, json};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -50,6 +53,14 @@ fn of_site(dir: &Path, database: &Postgres, store: &str) -> Launch {
         .set("CAUSEWAY_SITE_DATABASE", database.options(NAME).url)
         .set("CAUSEWAY_SITE_STORE", store)
         .set("CAUSEWAY_P2P_DIAL_PRIVATE", true)
+}
+
+/// A gateway of a site whose blocks are in a bucket.
+fn with_bucket(dir: &Path, database: &Postgres, s3: &Server) -> Launch {
+    of_site(dir, database, &format!("s3://{BUCKET}/a/prefix"))
+        .set("CAUSEWAY_SITE_S3_ENDPOINT", format!("http://127.0.0.1:{}", s3.port))
+        .set("AWS_ACCESS_KEY_ID", KEY_ID)
+        .set("AWS_SECRET_ACCESS_KEY", SECRET)
 }
 
 /// Uploads a file: its CID and the number of its pin, or the status and `Retry-After` of a refusal.
@@ -207,13 +218,7 @@ async fn gateways_with_a_shared_folder_are_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn gateways_with_a_bucket_are_one() {
     let (database, s3) = (Postgres::start().await, Server::start().await);
-    check_that_gateways_are_one(|dir| {
-        of_site(dir, &database, &format!("s3://{BUCKET}/a/prefix"))
-            .set("CAUSEWAY_SITE_S3_ENDPOINT", format!("http://127.0.0.1:{}", s3.port))
-            .set("AWS_ACCESS_KEY_ID", KEY_ID)
-            .set("AWS_SECRET_ACCESS_KEY", SECRET)
-    })
-    .await;
+    check_that_gateways_are_one(|dir| with_bucket(dir, &database, &s3)).await;
 }
 
 /// What one has fetched from the network, the others read from the shared storage.
@@ -610,6 +615,254 @@ async fn a_gateway_that_is_killed_behind_haproxy_costs_no_request() {
     };
     tokio::join!(killing, asking(0), asking(5), asking(11), asking(13));
     one.process.ended(TIMEOUT).await;
+    other.stop().await;
+}
+
+/// Creates a resumable upload: its path on the admin listener of any gateway.
+async fn begin_upload(node: &Causeway, length: usize) -> String {
+    let headers = [("upload-length", &*length.to_string())];
+    let created = tus(node, "POST", "/api/v1/uploads?pin-name=resumed", &headers, "").await;
+    let (status, _, path) = created.expect("is answered");
+    assert_eq!(status, 201);
+    path
+}
+
+/// Sends a piece: the status, the offset, and the path of the content.
+async fn send_piece(
+    node: &Causeway,
+    path: &str,
+    offset: usize,
+    piece: impl Into<reqwest::Body>,
+) -> (u16, Option<u64>, String) {
+    let headers = [("upload-offset", &*offset.to_string()), PIECE];
+    tus(node, "PATCH", path, &headers, piece).await.expect("is answered")
+}
+
+/// The offset of an upload; 0 for an error.
+async fn upload_offset(node: &Causeway, path: &str) -> (u16, usize) {
+    let (status, offset, _) = tus(node, "HEAD", path, &[], "").await.expect("is answered");
+    (status, usize::try_from(offset.unwrap_or(0)).expect("fits"))
+}
+
+/// Waits until no bytes of uploads are left. The row of an object is removed after the object.
+async fn until_no_upload_parts(database: &Postgres) {
+    let rows = format!("SELECT generation::text FROM \"causeway_{NAME}\".upload_part");
+    eventually("the bytes of uploads are deleted", TIMEOUT, async || match database.sql(&rows).await {
+        Ok(rows) if rows.is_empty() => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+/// One gateway begins an upload, is killed and loses its disk; the second one continues, and the third one finishes.
+async fn check_that_an_upload_continues(gateway: impl Fn(&Path) -> Launch, database: &Postgres) {
+    let dirs = [folder(), folder(), folder()];
+    let [one, other, third] = [0, 1, 2].map(|n: usize| gateway(dirs[n].path()));
+    let (one, other, third) = (one.start().await, other.start().await, third.start().await);
+    let content = Noise::bytes(55, 12_000_000);
+    let path = begin_upload(&one, content.len()).await;
+    let first = send_piece(&one, &path, 0, content[..5_000_000].to_vec()).await;
+    assert_eq!((first.0, first.1), (204, Some(5_000_000)));
+    // SIGKILL, and its disk is lost.
+    drop(one);
+    std::fs::remove_dir_all(dirs[0].path().join("data")).expect("is removed");
+    for node in [&other, &third] {
+        assert_eq!(upload_offset(node, &path).await, (200, 5_000_000));
+        assert_eq!(send_piece(node, &path, 4_999_999, "x").await.0, 409);
+    }
+    // A connection that breaks off.
+    let half = futures::stream::iter([
+        Ok(Bytes::copy_from_slice(&content[5_000_000..5_600_000])),
+        Err(io::Error::other("the sender is gone")),
+    ]);
+    let headers = [("upload-offset", "5000000"), PIECE];
+    _ = tus(&other, "PATCH", &path, &headers, reqwest::Body::wrap_stream(half)).await;
+    let reached = eventually("what was received is kept", TIMEOUT, async || {
+        let (_, view) = third.admin("GET", &path, None).await;
+        view["offset"].as_u64().filter(|offset| *offset > 5_000_000).ok_or(view)
+    });
+    let reached = usize::try_from(reached.await).expect("fits");
+    assert!(reached <= 5_600_000, "{reached}");
+    let second = send_piece(&other, &path, reached, content[reached..9_000_000].to_vec()).await;
+    assert_eq!((second.0, second.1), (204, Some(9_000_000)));
+    let last = send_piece(&third, &path, 9_000_000, content[9_000_000..].to_vec()).await;
+    assert_eq!((last.0, last.1), (204, Some(content.len() as u64)));
+    // What became of it is the same everywhere, and no bytes of the upload are left.
+    let mut views = Vec::new();
+    for node in [&other, &third] {
+        let (status, offset, shown) = tus(node, "HEAD", &path, &[], "").await.expect("is answered");
+        assert_eq!((status, offset, &shown), (200, Some(content.len() as u64), &last.2));
+        views.push(node.admin("GET", &path, None).await);
+        let got = node.get(&last.2).await;
+        assert_same_bytes(&last.2, &got.body, &content);
+        let (_, pins) = node.admin("GET", "/psa/pins?name=resumed", None).await;
+        assert_eq!(pins["count"], 1, "{pins}");
+        until_pinned(node, pins["results"][0]["requestid"].as_str().expect("an id")).await;
+    }
+    assert_eq!((views[0].0, &views[0].1["state"]), (200, &json!("done")), "{}", views[0].1);
+    assert_eq!(views[0].1["result"], views[1].1["result"]);
+    let (cid, _) = upload(&other, &content).await.expect("is stored");
+    assert_eq!(last.2, format!("/ipfs/{cid}"));
+    until_no_upload_parts(database).await;
+    for node in [other, third] {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_continues_at_any_gateway_with_a_shared_folder() {
+    let site = Site::new().await;
+    check_that_an_upload_continues(|dir| site.gateway(dir), &site.database).await;
+    let left: Vec<_> = std::fs::read_dir(site.storage.path().join("v1/uploads"))
+        .expect("is read")
+        .flat_map(|slot| std::fs::read_dir(slot.expect("an entry").path()).expect("is read"))
+        .map(|file| file.expect("an entry").path())
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_continues_at_any_gateway_with_a_bucket() {
+    let (database, s3) = (Postgres::start().await, Server::start().await);
+    check_that_an_upload_continues(|dir| with_bucket(dir, &database, &s3), &database).await;
+}
+
+/// Of two requests for one upload at two gateways, one appends. Limits are those of the site.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_one_upload_at_two_gateways_do_not_mix() {
+    let (site, dirs) = (Site::new().await, [folder(), folder()]);
+    let launch = |dir: &TempDir| site.gateway(dir.path()).set("CAUSEWAY_UPLOADS_PARTS_TOKEN_MAX", 2);
+    let (one, other) = (launch(&dirs[0]).start().await, launch(&dirs[1]).start().await);
+    let content = Noise::bytes(56, 300_000);
+    let path = begin_upload(&one, content.len()).await;
+    let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(1);
+    let slow = futures::stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
+    let slow = reqwest::Body::wrap_stream(slow);
+    let sending = async {
+        let sent = send_piece(&one, &path, 0, slow).await;
+        (sent.0, sent.1)
+    };
+    let overtaking = async {
+        sender.send(Ok(Bytes::from(vec![0; 100_000]))).await.expect("is sent");
+        let term = format!("SELECT term::text FROM \"causeway_{NAME}\".upload");
+        eventually("it has the upload", TIMEOUT, async || match site.database.sql(&term).await {
+            Ok(term) if term == ["1"] => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+        let second = send_piece(&other, &path, 0, content[..200_000].to_vec()).await;
+        assert_eq!((second.0, second.1), (204, Some(200_000)));
+        // It may have been refused by now.
+        _ = sender.send(Ok(Bytes::from(vec![0; 100_000]))).await;
+        drop(sender);
+    };
+    let (refused, ()) = tokio::join!(sending, overtaking);
+    assert_eq!(refused.0, 409);
+    for node in [&one, &other] {
+        assert_eq!(upload_offset(node, &path).await, (200, 200_000));
+    }
+    let last = send_piece(&one, &path, 200_000, content[200_000..].to_vec()).await;
+    assert_eq!(last.0, 204);
+    other.expect(&last.2, &content).await;
+    until_no_upload_parts(&site.database).await;
+
+    let open = [begin_upload(&one, 1000).await, begin_upload(&other, 1000).await];
+    let create = async |node: &Causeway| {
+        tus(node, "POST", "/api/v1/uploads", &[("upload-length", "1000")], "").await.expect("is answered").0
+    };
+    assert_eq!((create(&one).await, create(&other).await), (507, 507));
+    let listed = async |node: &Causeway| {
+        let (_, listed) = node.admin("GET", "/api/v1/uploads", None).await;
+        listed["uploads"].as_array().map(Vec::len)
+    };
+    assert_eq!((listed(&one).await, listed(&other).await), (Some(3), Some(3)));
+    assert_eq!(tus(&other, "DELETE", &open[0], &[], "").await.expect("is answered").0, 204);
+    assert_eq!(upload_offset(&one, &open[0]).await.0, 404);
+    assert_eq!(create(&one).await, 201);
+    for node in [one, other] {
+        node.stop().await;
+    }
+}
+
+/// The status of a request for an upload, and whether there is a `Retry-After`.
+async fn upload_status(node: &Causeway, method: &str, path: &str) -> (u16, bool) {
+    let url = format!("{}{path}", node.admin_url());
+    let body = if method == "PATCH" { "12345" } else { "" };
+    let request = client().request(method.parse().expect("a method"), url).bearer_auth(TOKEN).body(body);
+    let request = request.header("upload-length", 10).header("upload-offset", 0).header(PIECE.0, PIECE.1);
+    let response = request.send().await.expect("is answered");
+    (response.status().as_u16(), response.headers().contains_key("retry-after"))
+}
+
+/// Nothing of an upload is acknowledged while the database or the storage is away.
+#[tokio::test(flavor = "multi_thread")]
+async fn uploads_wait_for_the_database_and_the_storage() {
+    let (mut site, dir, elsewhere) = (Site::new().await, folder(), folder());
+    let node = site.gateway(dir.path()).start().await;
+    let path = begin_upload(&node, 10).await;
+    let (mounted, unmounted) = (site.storage.path().to_owned(), elsewhere.path().join("storage"));
+    std::fs::rename(&mounted, &unmounted).expect("is moved");
+    std::fs::create_dir(&mounted).expect("a mount point");
+    assert_eq!(upload_status(&node, "PATCH", &path).await, (503, true));
+    assert_eq!(upload_offset(&node, &path).await, (200, 0));
+    std::fs::remove_dir(&mounted).expect("is empty");
+    std::fs::rename(&unmounted, &mounted).expect("is moved back");
+    site.database.stop();
+    let of_upload = ["HEAD", "GET", "PATCH", "DELETE"].map(|method| (method, &*path));
+    for (method, path) in of_upload.into_iter().chain([("GET", "/api/v1/uploads"), ("POST", "/api/v1/uploads")]) {
+        assert_eq!(upload_status(&node, method, path).await, (503, true), "{method} {path}");
+    }
+    site.database.restart().await;
+    eventually("the upload goes on", TIMEOUT, async || match upload_status(&node, "PATCH", &path).await {
+        (204, _) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    let last = send_piece(&node, &path, 5, "67890").await;
+    node.expect(&last.2, b"1234567890").await;
+    node.stop().await;
+}
+
+/// A gateway that has all bytes of an upload is killed before it is pinned: another one imports it.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute; make test-long runs it"]
+async fn an_import_is_continued_by_another_gateway() {
+    let (site, dirs) = (Site::new().await, [folder(), folder()]);
+    let one = site.gateway(dirs[0].path()).set("CAUSEWAY_UPLOADS_AT_ONCE_MAX", 1).start().await;
+    let other = site.gateway(dirs[1].path()).start().await;
+    let content = Noise::bytes(57, 3_000_000);
+    let path = begin_upload(&one, content.len()).await;
+    // The import waits for an upload that does not end.
+    let endless = futures::stream::StreamExt::chain(
+        futures::stream::iter([Ok::<_, io::Error>(Bytes::from_static(b"x"))]),
+        futures::stream::pending(),
+    );
+    let request = client().post(format!("{}/upload", one.admin_url())).bearer_auth(TOKEN);
+    let stalled = tokio::spawn(request.body(reqwest::Body::wrap_stream(endless)).send());
+    eventually("the other upload runs", TIMEOUT, async || match upload(&one, b"one more").await {
+        Err((429, _)) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    let sending = {
+        let url = format!("{}{path}", one.admin_url());
+        let request = client().patch(url).bearer_auth(TOKEN).header("upload-offset", 0).header(PIECE.0, PIECE.1);
+        tokio::spawn(request.body(content.clone()).send())
+    };
+    eventually("all bytes are received", TIMEOUT, async || {
+        let (_, view) = other.admin("GET", &path, None).await;
+        if view["state"] == "complete" { Ok(()) } else { Err(view) }
+    })
+    .await;
+    drop(one);
+    assert!(sending.await.expect("ends").is_err() && stalled.await.expect("ends").is_err(), "the gateway was killed");
+    let done = eventually("the other one imports it", 3 * TIMEOUT, async || {
+        let (_, view) = other.admin("GET", &path, None).await;
+        if view["state"] == "done" { Ok(view) } else { Err(view) }
+    });
+    let shown = done.await["result"]["roots"][0]["path"].as_str().expect("a path").to_owned();
+    other.expect(&shown, &content).await;
+    assert_eq!(send_piece(&other, &path, content.len(), "").await, (204, Some(content.len() as u64), shown));
     other.stop().await;
 }
 

@@ -294,7 +294,7 @@ async fn acknowledged_uploads_survive_a_kill() {
 }
 
 /// Sends a tus request: the status, the offset and the path of the answer.
-async fn tus(
+pub async fn tus(
     node: &Causeway,
     method: &str,
     path: &str,
@@ -313,7 +313,8 @@ async fn tus(
     Ok((response.status().as_u16(), offset, path))
 }
 
-const PIECE: (&str, &str) = ("content-type", "application/offset+octet-stream");
+/// The media type of a piece.
+pub const PIECE: (&str, &str) = ("content-type", "application/offset+octet-stream");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumable_upload_continues_after_a_kill() {

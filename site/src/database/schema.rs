@@ -15,6 +15,8 @@
 //! | `usage` | changes of the amounts of blocks, of which the sum is what there is |
 //! | `pin` | each pin of blocks: its root, and whether it is complete |
 //! | `member` | each block of each pin |
+//! | `upload` | each resumable upload |
+//! | `upload_part` | each object with bytes of an upload, also those that are being written or are to be deleted |
 
 use super::address::Database;
 use super::error::DatabaseError;
@@ -24,7 +26,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 /// The statements that bring the tables from each version to the next. A released one never changes.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     "
     CREATE TABLE log_head (
         single boolean PRIMARY KEY DEFAULT true CHECK (single),
@@ -264,6 +266,155 @@ const MIGRATIONS: [&str; 4] = [
 ",
     "
     ALTER TABLE gateway ADD COLUMN addresses text[] NOT NULL DEFAULT '{}';
+",
+    "
+    CREATE TABLE upload (
+        id text PRIMARY KEY,
+        owner text NOT NULL,
+        length bigint NOT NULL,
+        received bigint NOT NULL DEFAULT 0,
+        query text NOT NULL,
+        media_type text NOT NULL,
+        name text,
+        created timestamptz NOT NULL DEFAULT clock_timestamp(),
+        touched timestamptz NOT NULL DEFAULT clock_timestamp(),
+        -- Whether it is still to be received or imported; and how the import ended, in JSON.
+        open boolean NOT NULL DEFAULT true,
+        outcome text,
+        -- Increases with each request that takes the upload. Those before it change nothing any more.
+        term bigint NOT NULL DEFAULT 0,
+        -- Until then the request of this term imports it, and no other takes it.
+        import_until timestamptz
+    ) WITH (fillfactor = 50);
+    CREATE INDEX upload_owner ON upload (owner);
+    CREATE INDEX upload_touched ON upload (touched);
+    -- An object with bytes of an upload. Without a start it is none of the upload's: it is being written, or is to be
+    -- deleted.
+    CREATE TABLE upload_part (
+        generation bigint PRIMARY KEY,
+        upload text NOT NULL,
+        start bigint,
+        bytes bigint NOT NULL DEFAULT 0,
+        deleting boolean NOT NULL DEFAULT false,
+        -- From then on any gateway deletes an object without a start.
+        sweep_at timestamptz NOT NULL
+    );
+    CREATE INDEX upload_part_start ON upload_part (upload, start);
+    CREATE INDEX upload_part_sweep ON upload_part (sweep_at) WHERE start IS NULL;
+
+    -- In each of these functions the row of the upload is locked before those of its parts.
+
+    -- 0: it was created; 1: the owner has too many; 2: there is too little space. One at a time.
+    CREATE FUNCTION create_upload(new_id text, new_owner text, new_length bigint, new_query text, new_media_type text,
+        new_name text, bytes_max bigint, owner_bytes_max bigint, owner_max bigint) RETURNS integer
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    DECLARE
+        own_count bigint;
+        own_bytes numeric;
+        all_bytes numeric;
+    BEGIN
+        PERFORM require_read_committed();
+        PERFORM pg_advisory_xact_lock(hashtext(current_schema()), 2);
+        SELECT count(*) FILTER (WHERE owner = new_owner), coalesce(sum(length) FILTER (WHERE owner = new_owner), 0),
+                coalesce(sum(length), 0)
+            INTO own_count, own_bytes, all_bytes FROM upload WHERE open;
+        IF own_count >= owner_max THEN
+            RETURN 1;
+        END IF;
+        IF own_bytes + new_length > owner_bytes_max OR all_bytes + new_length > bytes_max THEN
+            RETURN 2;
+        END IF;
+        INSERT INTO upload (id, owner, length, query, media_type, name)
+            VALUES (new_id, new_owner, new_length, new_query, new_media_type, new_name);
+        RETURN 0;
+    END
+    $$;
+
+    -- Makes a part that was written the last one of an upload that has so many bytes before, in place of another one if
+    -- one is given. With the last byte, the import begins. Returns false if it has changed nothing.
+    CREATE FUNCTION append_part(to_id text, to_term bigint, before bigint, new_generation bigint, new_start bigint,
+        new_bytes bigint, replaced bigint, lease_ms bigint) RETURNS boolean
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        PERFORM require_read_committed();
+        PERFORM FROM upload WHERE id = to_id AND term = to_term AND received = before FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        -- Unless it has been swept.
+        UPDATE upload_part SET start = new_start, bytes = new_bytes
+            WHERE generation = new_generation AND upload = to_id AND NOT deleting;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp()
+            WHERE generation = replaced AND upload = to_id;
+        UPDATE upload SET received = new_start + new_bytes, touched = clock_timestamp(),
+                import_until = CASE WHEN new_start + new_bytes = length
+                    THEN clock_timestamp() + lease_ms * interval '1 millisecond' END
+            WHERE id = to_id;
+        RETURN true;
+    END
+    $$;
+
+    -- Removes the bytes of an upload from a position on.
+    CREATE FUNCTION truncate_upload(of_id text, of_term bigint, new_received bigint) RETURNS boolean
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        PERFORM require_read_committed();
+        PERFORM FROM upload WHERE id = of_id AND term = of_term FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp()
+            WHERE upload = of_id AND start >= new_received;
+        UPDATE upload_part SET bytes = new_received - start
+            WHERE upload = of_id AND start < new_received AND start + bytes > new_received;
+        UPDATE upload SET received = new_received, touched = clock_timestamp(), import_until = NULL WHERE id = of_id;
+        RETURN true;
+    END
+    $$;
+
+    -- Records how the import of an upload ended. Of those of the owner that have ended, the latest are kept.
+    CREATE FUNCTION finish_upload(of_id text, of_term bigint, new_outcome text, stays_open boolean, ended_max bigint)
+    RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    DECLARE
+        of_owner text;
+    BEGIN
+        PERFORM require_read_committed();
+        UPDATE upload SET outcome = new_outcome, open = stays_open, touched = clock_timestamp(), import_until = NULL
+            WHERE id = of_id AND term = of_term RETURNING owner INTO of_owner;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        IF NOT stays_open THEN
+            UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp() WHERE upload = of_id;
+            DELETE FROM upload WHERE id IN (
+                SELECT id FROM upload WHERE owner = of_owner AND NOT open AND id <> of_id
+                ORDER BY touched DESC, id OFFSET ended_max - 1 FOR UPDATE SKIP LOCKED
+            );
+        END IF;
+        RETURN true;
+    END
+    $$;
+
+    -- Removes an upload, of which this is the term, or which nothing has used for so long.
+    CREATE FUNCTION remove_upload(of_id text, of_term bigint, unused_ms double precision) RETURNS boolean
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        PERFORM require_read_committed();
+        PERFORM FROM upload WHERE id = of_id AND (term = of_term OR (
+                touched <= clock_timestamp() - unused_ms * interval '1 millisecond'
+                AND (import_until IS NULL OR import_until <= clock_timestamp())))
+            FOR UPDATE;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp() WHERE upload = of_id;
+        DELETE FROM upload WHERE id = of_id;
+        RETURN true;
+    END
+    $$;
 ",
 ];
 /// Migrations last as long as they need, and other gateways wait for them.

@@ -13,6 +13,7 @@
 //! | [`sizes`] | the size of the index by the number of blocks, and how long statements take (by `make test-long`)
 //! | [`store`] | the stores of gateways, each with a disk of its own |
 //! | [`tls`] | what a server has to prove |
+//! | [`uploads`] | resumable uploads that gateways share |
 //! | [`waits`] | changes of the index of blocks that wait for each other |
 
 mod blocks;
@@ -30,4 +31,5 @@ mod sizes;
 mod store;
 mod support;
 mod tls;
+mod uploads;
 mod waits;

@@ -64,14 +64,19 @@ impl From<ControlError> for ApiError {
             ControlError::Store(StoreError::Closed) | ControlError::Site(ControlLogError::Log(StoreError::Closed)) => {
                 stopping()
             }
-            ControlError::Store(StoreError::Unavailable { .. } | StoreError::Busy) => {
-                Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
-            }
-            ControlError::Site(ControlLogError::Log(_) | ControlLogError::Busy) | ControlError::Busy => {
-                Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
-            }
-            error => Self(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
+            error => Self(status(&error), error.to_string()),
         }
+    }
+}
+
+/// The status of a change that failed: whether a repetition may succeed by itself.
+fn status(error: &ControlError) -> StatusCode {
+    match error {
+        ControlError::Store(StoreError::Unavailable { .. } | StoreError::Busy | StoreError::Closed)
+        | ControlError::Site(ControlLogError::Log(_) | ControlLogError::Busy)
+        | ControlError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        ControlError::Below { error, .. } => status(error),
+        ControlError::List(_) | ControlError::Site(_) | ControlError::Store(_) => StatusCode::INSUFFICIENT_STORAGE,
     }
 }
 

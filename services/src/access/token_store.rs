@@ -323,7 +323,7 @@ fn find<'a>(tokens: &'a [StoredToken], id_or_name: &str) -> Option<&'a StoredTok
 
 /// Creates a token of the site, with a name that none of its tokens and none of `own` has.
 async fn create_in_site(
-    site: &ControlLog,
+    site: &Arc<ControlLog>,
     terms: &TokenParameters,
     own: &[StoredToken],
     token: &Token,
@@ -350,21 +350,24 @@ async fn create_in_site(
 /// Removes a token whose creation has failed with an error, and returns that error, or one with the ID if the token may
 /// be left. The removal is an entry of its own, whether there is such a token or not: after it, a creation that is
 /// still on its way is not appended.
-async fn undo_creation(site: &ControlLog, id: &str, error: ControlLogError) -> TokenStoreError {
-    let remove = async || {
+async fn undo_creation(site: &Arc<ControlLog>, id: &str, error: ControlLogError) -> TokenStoreError {
+    let (site, removed) = (Arc::clone(site), id.to_owned());
+    // It may read all records again, which must not be cancelled.
+    let removing = tokio::spawn(async move {
         for attempt in 0..UNDO_ATTEMPTS {
             if attempt > 0 {
                 tokio::time::sleep(UNDO_INTERVAL).await;
             }
-            let changed = site.change_tokens(|_| Ok::<_, ControlLogError>((vec![control_log::remove_token(id)], ())));
+            let changes = vec![control_log::remove_token(&removed)];
+            let changed = site.change_tokens(|_| Ok::<_, ControlLogError>((changes.clone(), ())));
             if changed.await.is_ok() {
                 return true;
             }
         }
         false
-    };
-    match tokio::time::timeout(UNDO_TIMEOUT, remove()).await {
-        Ok(true) => error.into(),
+    });
+    match tokio::time::timeout(UNDO_TIMEOUT, removing).await {
+        Ok(Ok(true)) => error.into(),
         _ => TokenStoreError::MaybeCreated { id: id.to_owned(), error },
     }
 }

@@ -414,13 +414,14 @@ impl ControlLog {
     ) -> Result<Result<(), CopyError>, ControlLogError> {
         let is_written = !lines.is_empty() && state.copy_failure.is_none();
         let Some(copy) = self.copy.clone().filter(|_| is_written) else { return Ok(Ok(())) };
-        if origin == Origin::Other {
-            self.pending().add_entry(&lines);
-        }
         let bytes = bytes_of(&lines);
-        let appended = blocking(move || Ok(copy.append(&lines))).await?;
+        let (appended, lines) = blocking(move || Ok((copy.append(&lines), lines))).await?;
         if appended.is_ok() {
             state.copy_bytes = state.copy_bytes.saturating_add(bytes);
+            // Not before: the task that takes them deletes what the rules of the copy withhold by then.
+            if origin == Origin::Other {
+                self.pending().add_entry(&lines);
+            }
         }
         Ok(state.note_copy(appended))
     }

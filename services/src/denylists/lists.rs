@@ -360,6 +360,11 @@ impl Lists {
         self.entry(if self.site.is_some() { SITE } else { LOCAL })
     }
 
+    /// Whether the end of the list that is changed is not read, because the list is longer than lists may be.
+    pub(super) fn is_changed_list_cut_off(&self) -> bool {
+        self.changed_list().is_some_and(|list| list.state().cut_off)
+    }
+
     /// Registers a callback, which is called after changed rules are in force.
     pub fn on_change(&self, watcher: impl Fn() + Send + Sync + 'static) {
         self.watchers().push(Box::new(watcher));

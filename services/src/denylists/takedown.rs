@@ -56,7 +56,7 @@ pub const DEEP_BLOCKS_MAX: usize = 1_000_000;
 /// The number of rules that are added in one write.
 const RULES_BATCH: usize = 4096;
 /// The number of changes that run or wait for others. Further ones are rejected.
-pub(super) const CHANGES_MAX: usize = 64;
+pub(super) const CHANGES_MAX: usize = 1024;
 
 /// The operator's control of content.
 pub struct Control {
@@ -154,6 +154,17 @@ pub enum ControlError {
     /// Deleting withheld content failed.
     #[error("the rule is in force, but deleting the withheld content failed: {0}")]
     Store(#[from] StoreError),
+    /// Not all blocks below are withheld.
+    #[error(
+        "the rule is in force, and what it and {rules} rules for blocks below withhold was deleted, but no more of them \
+         could be added: {error}. Remove the rule (causeway block rm) before you repeat a deep take-down"
+    )]
+    Below {
+        /// The rules that were added for blocks below.
+        rules: u64,
+        /// Why no more were added.
+        error: Box<ControlError>,
+    },
 }
 
 impl From<ChangeError> for ControlError {
@@ -232,7 +243,8 @@ impl Control {
         done.unread = u64::from(order.deep && !order.rule.allows && below.is_none());
         let links = self.links_to_keep(&order).await;
         let traversing = self.traversing_paths(&order).await;
-        if !self.is_there(&order.rule).await? {
+        // In a list of which the end is not read, a rule that is there may not be in force. Then this is refused.
+        if !self.is_there(&order.rule).await? || self.lists.is_changed_list_cut_off() {
             self.write(vec![order.line.clone()]).await?;
             done.added = true;
         }
@@ -248,9 +260,9 @@ impl Control {
             Root::Name(_) => None,
         });
         let is_whole = order.subject.as_ref().is_some_and(|subject| subject.segments.is_empty());
-        let withheld = match below {
-            Some((root, block)) => self.add_below(&order, root, block, &mut done).await?,
-            None => CidList::default(),
+        let (withheld, added) = match below {
+            Some((root, block)) => self.add_below(&order, root, block, &mut done).await,
+            None => (CidList::default(), Ok(())),
         };
         // Those that were found last first, so that a take-down that fails here can be repeated.
         for batch in withheld.batches_reversed() {
@@ -272,7 +284,10 @@ impl Control {
         }
         let purged: Vec<Cid> = withheld.iter().take(PURGED_BLOCKS_MAX).collect();
         self.notify_caches(&order, traversing, &purged, &mut done).await;
-        Ok(done)
+        match added {
+            Ok(()) => Ok(done),
+            Err(error) => Err(ControlError::Below { rules: done.deep_rules, error: Box::new(error) }),
+        }
     }
 
     /// Where the walk of a deep take-down begins, and the block if it is stored.
@@ -393,15 +408,15 @@ impl Control {
         Ok(())
     }
 
-    /// Withholds a block and all blocks below that are stored locally, and returns them. The caller deletes them when
-    /// the walk has ended: a walk that fails can be repeated, and a block can be read again under another codec.
+    /// Withholds a block and all blocks below that are stored locally, and returns those that are withheld, and whether
+    /// that are all. The caller deletes them when the walk has ended: a block can be read again under another codec.
     async fn add_below(
         &self,
         order: &NewRule,
         root: Cid,
         mut block: Option<Block>,
         done: &mut Done,
-    ) -> Result<CidList, ControlError> {
+    ) -> (CidList, Result<(), ControlError>) {
         let mut deleted_links = self.deleted_links().await;
         // Blocks that were deleted before cannot be read again.
         let mut frontier = Frontier::new(root, None).with_blocks_max(DEEP_BLOCKS_MAX).without_rereads();
@@ -431,11 +446,14 @@ impl Control {
                 batch.push(cid);
             }
             if batch.len() == RULES_BATCH {
-                self.add_blocks(order, std::mem::take(&mut batch), done, &mut withheld).await?;
+                let added = self.add_blocks(order, std::mem::take(&mut batch), done, &mut withheld).await;
+                if added.is_err() {
+                    return (withheld, added);
+                }
             }
         }
-        self.add_blocks(order, batch, done, &mut withheld).await?;
-        Ok(withheld)
+        let added = self.add_blocks(order, batch, done, &mut withheld).await;
+        (withheld, added)
     }
 
     async fn add_blocks(
@@ -446,6 +464,7 @@ impl Control {
         withheld: &mut CidList,
     ) -> Result<(), ControlError> {
         let mut lines = Vec::with_capacity(cids.len());
+        let mut named = Vec::with_capacity(cids.len());
         let mut hints: String = order.rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
         _ = write!(hints, " {TAKEDOWN_HINT}={}", takedown_id(&order.rule.target));
         for cid in cids {
@@ -456,13 +475,15 @@ impl Control {
             }
             let item = if order.double_hash { subject.double_hash() } else { subject.rule_text(false) };
             lines.push(format!("{item}{hints}"));
-            withheld.push(&cid);
+            named.push(cid);
         }
         if lines.is_empty() {
             return Ok(());
         }
-        done.deep_rules += lines.len() as u64;
-        self.write(lines).await
+        self.write(lines).await?;
+        done.deep_rules += named.len() as u64;
+        named.iter().for_each(|cid| withheld.push(cid));
+        Ok(())
     }
 
     /// Removes a rule from the local list, and returns the number of removed lines. Deleted content is fetched again

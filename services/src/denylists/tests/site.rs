@@ -205,6 +205,42 @@ async fn a_take_down_that_would_exceed_the_size_of_a_list_is_refused() {
     assert_eq!((verdict(0), verdict(count)), (Verdict::Allow, Verdict::Legal));
 }
 
+/// A rule that others have added, and that this gateway does not read, is not acknowledged by it.
+#[tokio::test]
+async fn a_repeated_take_down_beyond_the_size_of_a_list_is_refused() {
+    let log = shared_log();
+    let other = Gateway::start(&log).await;
+    let name = |n: usize| content::Name::parse(&format!("n{n}.example")).expect("a name");
+    for n in 0..40 {
+        other.take_down(&format!("/ipns/{}", name(n)), false).await;
+    }
+    let settings = PolicySettings { list_bytes_max: 600, ..PolicySettings::default() };
+    let gateway = Gateway::start_in(TempDir::new().expect("a folder"), &log, &settings).await;
+    let control = &gateway.world.control;
+    let verdict = |n: usize| control.lists.running().check_name(&name(n), "");
+    assert_eq!((verdict(0), verdict(39)), (Verdict::Legal, Verdict::Allow));
+    let refused = control.add(order(&format!("/ipns/{}", name(39)), false, false)).await;
+    assert!(matches!(refused, Err(ControlError::Site(ControlLogError::ListFull { .. }))), "{refused:?}");
+}
+
+/// What a deep take-down withholds is deleted, also if not all blocks below can be withheld.
+#[tokio::test]
+async fn a_deep_take_down_that_does_not_fit_deletes_what_it_withholds() {
+    let probe = Gateway::start(&shared_log()).await;
+    let (root, leaves) = (probe.world.root, probe.world.leaves.clone());
+    probe.take_down(&format!("/ipfs/{root}"), false).await;
+    let bytes = fs::metadata(probe.dir.path().join("denylists/site.deny")).expect("is there").len();
+    let settings = PolicySettings { list_bytes_max: bytes + 100, ..PolicySettings::default() };
+    let gateway = Gateway::start_in(TempDir::new().expect("a folder"), &shared_log(), &settings).await;
+    let failed = gateway.world.control.add(order(&format!("/ipfs/{root}"), true, false)).await;
+    let error = failed.expect_err("not all is withheld");
+    assert!(matches!(error, ControlError::Below { rules: 0, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("is in force") && text.contains("policy.list_bytes_max"), "{text}");
+    assert!(gateway.world.verdict(&root) == Verdict::Legal && !gateway.world.holds(&root).await);
+    assert!(gateway.world.verdict(&leaves[0]) == Verdict::Allow && gateway.world.holds(&leaves[0]).await);
+}
+
 /// While no deletion can be queued, blocks wait in the control log, and the rules are put in force once only.
 #[tokio::test]
 async fn deletions_that_wait_for_the_queue_change_no_rules() {

@@ -33,6 +33,9 @@ type Upstream = dyn Fn(&Cid, Option<Arc<dyn SessionObserver>>) -> Arc<dyn BlockS
 /// The other gateway of the site that owns a root.
 pub type Owners = Arc<dyn Fn(&Cid) -> Option<MemberAddress> + Send + Sync>;
 
+/// How the owner of a root is asked, if it is another gateway.
+type OwnerOf = dyn Fn(&Cid) -> Option<Arc<AskOwner>> + Send + Sync;
+
 /// The network, or offline mode.
 pub enum Network {
     /// Offline mode: no peers are contacted. The node has an identity all the same.
@@ -75,8 +78,8 @@ impl Network {
         Sources { local, open_session, fetches: Arc::new(fetches), policy }
     }
 
-    /// How the owner of a root is asked, if it is another gateway.
-    fn ask_owner(&self, owners: Option<Owners>) -> Box<dyn Fn(&Cid) -> Option<Arc<AskOwner>> + Send + Sync> {
+    /// How owners are asked. In offline mode they are not.
+    fn ask_owner(&self, owners: Option<Owners>) -> Box<OwnerOf> {
         let (Self::Online(bridge), Some(owners)) = (self, owners) else { return Box::new(|_| None) };
         let bridge = bridge.clone();
         Box::new(move |root| {

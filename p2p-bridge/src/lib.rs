@@ -15,7 +15,7 @@
 //! | [`wants`] | registry of waiters for blocks |
 //! | [`bitswap`] | Bitswap: client and server state machines, connection handler, behaviour |
 //! | [`dag`] | the DAG protocol between two Causeways, client and server |
-//! | [`member_lookup`] | look-ups between the gateways of a site |
+//! | [`known_members`], [`member_lookup`] | the gateways of a site, and look-ups between them |
 //! | [`http_source`] | trustless gateways as block sources |
 //! | [`names`] | name resolution: IPNS records, DNSLinks, the operator's list |
 //! | [`discovery`] | provider discovery: cached providers, plans, dials, negative cache |
@@ -71,6 +71,7 @@ pub mod finders;
 pub mod framing;
 pub mod http_source;
 pub mod identity;
+pub mod known_members;
 pub mod lookups;
 pub mod member_lookup;
 pub mod metric_set;

@@ -16,7 +16,7 @@ pub mod budget;
 pub mod reputation;
 pub mod trim;
 
-use crate::member_lookup::known::KnownMembers;
+use crate::known_members::KnownMembers;
 use budget::{Budget, ConnectionLimits, Denial, Direction};
 use libp2p::core::transport::PortUse;
 use libp2p::core::{ConnectedPoint, Endpoint};

@@ -1,8 +1,8 @@
 //! The network behaviour: passes on streams that peers open, and opens streams on request.
 
 use super::handler::{Handler, StreamWaiter};
-use super::known::KnownMembers;
 use crate::dag::server::streams::InboundStream;
+use crate::known_members::KnownMembers;
 use libp2p::PeerId;
 use libp2p::swarm::behaviour::ConnectionEstablished;
 use libp2p::swarm::{

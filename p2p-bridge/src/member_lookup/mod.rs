@@ -11,7 +11,6 @@
 //! handler.rs     streams of a connection, in either direction
 //! behaviour.rs   which connection a stream is opened on
 //! server.rs      is the peer a gateway of the site? → reads the block, says each second that it is at work → the answer
-//! known.rs       the peers that are gateways of the site
 //! message.rs     the wire format
 //! ```
 //!
@@ -27,7 +26,6 @@ pub mod behaviour;
 mod breaker;
 pub mod client;
 pub mod handler;
-pub mod known;
 pub mod message;
 pub mod metrics;
 pub mod server;

@@ -5,11 +5,11 @@
 
 use super::Lookup;
 use super::behaviour::FromPeer;
-use super::known::KnownMembers;
 use super::message::{LOOKUP_BYTES_MAX, Reply};
 use super::metrics::{LookupResult, Metrics};
 use crate::dag::framing::read_frame;
 use crate::dag::server::streams::InboundStream;
+use crate::known_members::KnownMembers;
 use content::{Block, BlockSource, Cid, SourceError};
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use libp2p::PeerId;

@@ -8,7 +8,7 @@ use content::budget::Budget;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A budget of bytes, of which one client can use at most three quarters.
+/// A budget of bytes, of which one client can use at most three quarters, or another part.
 #[derive(Debug)]
 pub struct ClientBudgets {
     all: Arc<Budget>,
@@ -22,6 +22,11 @@ impl ClientBudgets {
     /// A budget of so many bytes for all clients together.
     pub fn new(bytes: usize) -> Self {
         Self { all: Arc::new(Budget::new(bytes)), each: bytes - bytes / 4, clients: Mutex::default() }
+    }
+
+    /// A budget of so many bytes, which are also reserved from `parent`, and of which one client can use `each`.
+    pub fn within(parent: Arc<Budget>, bytes: usize, each: usize) -> Self {
+        Self { all: Arc::new(Budget::within(parent, bytes)), each, clients: Mutex::default() }
     }
 
     /// The budget of all clients together.

@@ -96,7 +96,7 @@ async fn open_engines(settings: &Site) -> Result<Engines, OpenError> {
     index.identity().await.map_err(|error| OpenError::new(database_setting(settings), reason(&error)))?;
     let blocks = SharedBlocks::open(index, Arc::clone(&objects), &settings.name).await;
     let blocks = blocks.map_err(|error| OpenError::new("site.store", reason(&error)))?;
-    let uploads = UploadEngines { database: database.clone(), objects };
+    let uploads = UploadEngines { database: database.clone(), objects, mark: Arc::clone(blocks.mark()) };
     let store_name = settings.store.as_str().into();
     Ok(Engines { log, control, claims, blocks, uploads, database, database_name, store_name })
 }

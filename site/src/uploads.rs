@@ -84,6 +84,8 @@ pub struct UploadEngines {
     pub database: Database,
     /// The storage.
     pub objects: Arc<dyn Objects>,
+    /// What it is marked with ([`SharedBlocks::mark`](crate::blocks::SharedBlocks::mark)).
+    pub mark: Arc<str>,
 }
 
 /// How a gateway uses them.
@@ -110,6 +112,7 @@ impl SharedUploadOptions {
 struct Inner {
     database: DatabaseUploads,
     objects: Arc<dyn Objects>,
+    mark: Arc<str>,
     options: SharedUploadOptions,
     /// Locked by what deletes objects: one at a time in this process.
     deleting: Mutex<()>,
@@ -117,9 +120,10 @@ struct Inner {
 
 impl SharedUploads {
     /// The uploads in a database, with their bytes in a storage. Call it in a Tokio runtime.
-    pub fn new(UploadEngines { database, objects }: UploadEngines, options: SharedUploadOptions) -> Self {
+    pub fn new(engines: UploadEngines, options: SharedUploadOptions) -> Self {
+        let UploadEngines { database, objects, mark } = engines;
         let database = DatabaseUploads::new(database);
-        Self(Arc::new(Inner { database, objects, options, deleting: Mutex::default() }))
+        Self(Arc::new(Inner { database, objects, mark, options, deleting: Mutex::default() }))
     }
 
     /// Deletes objects that gateways have left behind, a round of them. Returns how many.
@@ -277,20 +281,29 @@ impl Inner {
 
     /// The bytes of a part.
     async fn read(&self, id: &str, row: PartRow) -> Result<Bytes, UploadError> {
-        let object = match self.objects.get(&part::name(id, row.generation)).await {
-            Ok(object) => object,
-            Err(ObjectError::TooLong { .. }) => None,
-            Err(error) => return Err(unavailable(error).into()),
-        };
-        let bytes = object.and_then(|object| part::decode(&object));
-        let used = bytes.and_then(|bytes| {
-            let length = usize::try_from(row.bytes).ok()?;
-            (length <= bytes.len()).then(|| bytes.slice(..length))
-        });
-        used.ok_or_else(|| {
+        if let Some(bytes) = self.read_object(id, row).await? {
+            return Ok(bytes);
+        }
+        // Nothing is lost because another bucket or folder is there instead, or was when it was read.
+        objects::require_marker(&*self.objects, &self.mark).await.map_err(unavailable)?;
+        self.read_object(id, row).await?.ok_or_else(|| {
             tracing::warn!(object = part::name(id, row.generation), "a part of an upload is missing or damaged");
             UploadError::PartLost
         })
+    }
+
+    /// The bytes of a part; `None` if there is no object, or it is damaged.
+    async fn read_object(&self, id: &str, row: PartRow) -> Result<Option<Bytes>, StoreError> {
+        let object = match self.objects.get(&part::name(id, row.generation)).await {
+            Ok(object) => object,
+            Err(ObjectError::TooLong { .. }) => None,
+            Err(error) => return Err(unavailable(error)),
+        };
+        let bytes = object.and_then(|object| part::decode(&object));
+        Ok(bytes.and_then(|bytes| {
+            let length = usize::try_from(row.bytes).ok()?;
+            (length <= bytes.len()).then(|| bytes.slice(..length))
+        }))
     }
 }
 

@@ -211,7 +211,6 @@ async fn list(State(parts): State<Arc<ResumableUploads>>, Authenticated(bearer):
         (status = 201, description = "The upload is created; PATCH the Location", body = PartialView),
         (status = 400, description = "A header or parameter is invalid, or an empty upload cannot be imported",
             body = ErrorView),
-        (status = 409, description = "Another request removed the pin of an empty upload", body = ErrorView),
         Withheld,
         OtherVersion,
         (status = 507, description = "The disk is full, or the upload exceeds the token's quota", body = ErrorView),
@@ -261,7 +260,8 @@ fn wanted(request: &Request) -> Result<Wanted, UploadError> {
         (status = 200, description = "The header Upload-Offset has the offset"),
         (status = 400, description = "The upload is complete, and its import failed"),
         (status = 404, description = "The token has no such upload, or the upload has expired"),
-        (status = 409, description = "The upload is complete, and another request removed its pin during the import"),
+        (status = 409, description = "The upload is complete, and a block that its archive refers to is no \
+            longer stored"),
         (status = 410, description = "The policy withholds the content"),
         (status = 412, description = "The client uses another version of tus"),
         (status = 423, description = "The upload is being imported: try again in a moment"),
@@ -418,8 +418,8 @@ async fn remove(
             deleted"),
         (status = 400, description = "A header is invalid, the body is incomplete, or the content cannot be imported"),
         (status = 404, description = "The token has no such upload, or the upload has expired"),
-        (status = 409, description = "The upload is at another offset, or another request removed its pin during the \
-            import"),
+        (status = 409, description = "The upload is at another offset, or a block that its archive refers to is no \
+            longer stored"),
         (status = 410, description = "The policy withholds the content"),
         (status = 412, description = "The client uses another version of tus"),
         (status = 423, description = "Another request uses the upload, or the upload is being imported"),

@@ -284,8 +284,24 @@ async fn gateways_with_peer(site: &Site, dirs: &[TempDir], peer: &Causeway) -> V
 /// Asks all gateways for a file at the same time, each so many times.
 async fn expect_at_all(gateways: &[Causeway], times: usize, cid: &str, content: &[u8]) {
     let path = format!("/ipfs/{cid}");
-    let asking = gateways.iter().flat_map(|gateway| (0..times).map(|_| gateway.expect(&path, content)));
+    let asking = gateways.iter().flat_map(|gateway| (0..times).map(|_| expect_streamed(gateway.url(&path), content)));
     join_all(asking.collect::<Vec<_>>()).await;
+}
+
+/// Compares a body with what is expected as it is received: there may be too many to keep.
+async fn expect_streamed(url: String, content: &[u8]) {
+    let mut response = client().get(&url).timeout(10 * TIMEOUT).send().await.expect("is answered");
+    assert_eq!(response.status(), 200, "{url}");
+    let mut received = 0;
+    while let Some(chunk) = response.chunk().await.expect("is whole") {
+        assert!(
+            content[received..].starts_with(&chunk),
+            "{url}: another content in the {} bytes from {received}",
+            chunk.len()
+        );
+        received += chunk.len();
+    }
+    assert_eq!(received, content.len(), "{url}");
 }
 
 /// The gateway that owns the root of a file asks the network for it, and the others ask the owner.
@@ -323,7 +339,7 @@ async fn a_cold_file_is_fetched_once_however_many_gateways_are_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes a minute; make test-long runs it"]
+#[ignore = "20 GB over loopback; make test-long runs it"]
 async fn a_large_cold_file_is_fetched_once_by_four_gateways_with_fifty_clients_each() {
     check_that_a_cold_file_is_fetched_once(100 << 20, 50).await;
 }
@@ -757,7 +773,8 @@ async fn requests_for_one_upload_at_two_gateways_do_not_mix() {
         drop(sender);
     };
     let (refused, ()) = tokio::join!(sending, overtaking);
-    assert_eq!(refused.0, 409);
+    // The offset has moved when it notices, or not yet.
+    assert!(matches!(refused.0, 409 | 423), "{refused:?}");
     for node in [&one, &other] {
         assert_eq!(upload_offset(node, &path).await, (200, 200_000));
     }

@@ -172,7 +172,7 @@ impl Peer {
         state.idle.pop().map(|(_, stream)| stream)
     }
 
-    /// Keeps a stream for the next look-up. One with bytes that nobody has asked for is of no use.
+    /// Keeps a stream for the next look-up. One with bytes that belong to no look-up is of no use.
     fn keep_idle(&self, stream: BufReader<OutboundStream>) {
         let mut state = self.state();
         state.drop_old();

@@ -26,7 +26,8 @@ impl From<PinsError> for UploadError {
             PinsError::Invalid(words) => Self::Invalid(words),
             PinsError::Quota(words) | PinsError::Full(words) => Self::Pins(words),
             PinsError::Store(error) => Self::Store(error),
-            error @ (PinsError::NotFound | PinsError::NotPinned { .. }) => Self::Conflict(error.to_string()),
+            error @ PinsError::NotFound => Self::Conflict(error.to_string()),
+            error @ PinsError::NotPinned { .. } => Self::Unpinned(error.to_string()),
         }
     }
 }

@@ -42,6 +42,9 @@ pub enum UploadError {
     /// A used object has been removed.
     #[error("{0}")]
     Conflict(String),
+    /// A root was no longer pinned when its pin was to be recorded.
+    #[error("{0}")]
+    Unpinned(String),
     /// The maximum number of concurrent uploads is reached.
     #[error("the maximum of {0} concurrent uploads is reached: try again when one has ended")]
     Busy(usize),
@@ -60,6 +63,12 @@ pub enum UploadError {
         /// The budget.
         bytes_max: usize,
     },
+    /// The pieces of resumable uploads that are being received use up their part of the memory.
+    #[error(
+        "the pieces that are being received for resumable uploads, of this token or of all, use up their part of \
+         uploads.memory_bytes_max: try again when one has ended"
+    )]
+    PiecesMemory,
     /// The policy withholds the content.
     #[error("the policy rejects {cid}: {}", why(*.verdict))]
     Withheld {
@@ -126,6 +135,9 @@ pub enum UploadError {
         /// The error.
         error: Box<PinError>,
     },
+    /// Bytes that are stored could not be imported now, for a reason that is not in them.
+    #[error("the upload could not be imported, which is repeated: {0}")]
+    Postponed(Box<UploadError>),
     /// The client does not read the progress events.
     #[error("the client does not read the progress events of the upload")]
     EventsStalled,
@@ -159,7 +171,7 @@ impl UploadError {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Quota { .. } | Self::Pins(_) => StatusCode::INSUFFICIENT_STORAGE,
             Self::LargerThanCache { .. } | Self::NotCached { .. } => StatusCode::INSUFFICIENT_STORAGE,
-            Self::Conflict(_) => StatusCode::CONFLICT,
+            Self::Conflict(_) | Self::Unpinned(_) => StatusCode::CONFLICT,
             Self::Revoked => StatusCode::FORBIDDEN,
             Self::Busy(_) | Self::TokenLimit => StatusCode::TOO_MANY_REQUESTS,
             Self::Withheld { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
@@ -171,16 +183,36 @@ impl UploadError {
             Self::TemporaryFile(_) | Self::PartLost => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Store(error) => of_store(error),
             Self::Pin { error, .. } => of_pin(error),
-            Self::Memory { .. } | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Memory { .. } | Self::PiecesMemory | Self::Postponed(_) | Self::Stopping => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 }
 
 impl UploadError {
+    /// The error of an import of stored bytes. Those of the gateway or of its site that may pass are
+    /// [`UploadError::Postponed`]: no client has to send the bytes again. `is_whole`: all blocks are from these bytes.
+    #[must_use]
+    pub fn of_stored(self, is_whole: bool) -> Self {
+        let passes = match &self {
+            Self::Incomplete { .. } | Self::Conflict(_) => is_whole,
+            // A pin became partial, or was removed, since an object was missing or another gateway removed it.
+            Self::Unpinned(_) => true,
+            Self::Pin { error, .. } => match &**error {
+                PinError::Removed { .. } | PinError::Lost { .. } => true,
+                PinError::Blocks(error) => error.downcast_ref().is_some_and(is_of_source),
+                PinError::Store(_) | PinError::RootMissing { .. } | PinError::NameTooLong { .. } => false,
+            },
+            _ => false,
+        };
+        if passes { Self::Postponed(Box::new(self)) } else { self }
+    }
+
     /// Whether a retry may succeed when other uploads have ended.
     fn is_short_of_memory(&self) -> bool {
         match self {
-            Self::Memory { .. } => true,
+            Self::Memory { .. } | Self::PiecesMemory => true,
             Self::Pin { error, .. } => match &**error {
                 PinError::Blocks(error) => matches!(error.downcast_ref(), Some(DagError::Memory)),
                 _ => false,
@@ -188,6 +220,12 @@ impl UploadError {
             _ => false,
         }
     }
+}
+
+/// Whether a source could not return a block that it may return later. Its other errors are 500, or in the content.
+fn is_of_source(error: &DagError) -> bool {
+    use SourceError::{Busy, RateLimited, Stalled};
+    matches!(error, DagError::Source(Stalled { .. } | Busy { .. } | RateLimited { .. }))
 }
 
 fn of_store(error: &StoreError) -> StatusCode {
@@ -219,6 +257,7 @@ impl UploadError {
         !self.is_short_of_memory()
             && match self {
                 Self::Store(error) => !can_be_repeated(error),
+                Self::Postponed(_) => false,
                 Self::Pin { error, .. } => match &**error {
                     PinError::Store(error) => !can_be_repeated(error),
                     _ => true,
@@ -306,5 +345,47 @@ impl From<AdoptError> for UploadError {
 impl From<AddError> for UploadError {
     fn from(error: AddError) -> Self {
         cache::ImportError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn root() -> Cid {
+        Cid::new_v1(0x55, content::hashes::digest(0x1e, 32, b"x").expect("is known"))
+    }
+
+    fn of_blocks(error: impl Into<DagError>) -> PinError {
+        PinError::Blocks(Box::new(error.into()))
+    }
+
+    #[test]
+    fn stored_bytes_are_kept_for_what_is_not_in_them() {
+        let root = root();
+        let pin = |error: PinError| UploadError::Pin { root, error: Box::new(error) };
+        let unavailable = || StoreError::Unavailable { reason: "the storage cannot be reached".into() };
+        let incomplete = || UploadError::Incomplete { root, missing: root };
+        let table = [
+            (pin(PinError::Lost { root }), true, 503),
+            (pin(PinError::Removed { root }), false, 503),
+            (pin(of_blocks(SourceError::Busy { retry_after: Duration::ZERO })), false, 503),
+            (pin(of_blocks(SourceError::Store("the disk".into()))), false, 500),
+            (pin(PinError::Store(unavailable())), false, 503),
+            (pin(of_blocks(DagError::TooManyBlocks { max: 1 })), true, 400),
+            (UploadError::Unpinned("it is not pinned".into()), false, 503),
+            (incomplete(), true, 503),
+            // What is missing may be for the client to send.
+            (incomplete(), false, 400),
+            (UploadError::PartLost, true, 500),
+            (UploadError::Revoked, true, 403),
+        ];
+        for (error, is_whole, status) in table {
+            let words = error.to_string();
+            let (found, message) = error.of_stored(is_whole).failure();
+            assert_eq!(found.as_u16(), status, "{words}");
+            assert!(message.contains(&words), "{message}");
+        }
     }
 }

@@ -122,6 +122,11 @@ impl SharedBlocks {
         Ok(Self { index, objects, mark, searches, search_places, pending_age: PENDING_AGE, generations })
     }
 
+    /// What the storage is marked with.
+    pub fn mark(&self) -> &Arc<str> {
+        &self.mark
+    }
+
     /// The same with another age of pending objects.
     #[must_use]
     pub fn with_pending_age(mut self, age: Duration) -> Self {

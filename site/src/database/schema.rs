@@ -302,7 +302,8 @@ const MIGRATIONS: [&str; 5] = [
     CREATE INDEX upload_part_start ON upload_part (upload, start);
     CREATE INDEX upload_part_sweep ON upload_part (sweep_at) WHERE start IS NULL;
 
-    -- In each of these functions the row of the upload is locked before those of its parts.
+    -- In each of these functions the row of the upload is locked before those of its parts. Parts that are being deleted
+    -- are left to what deletes them, which locks no upload.
 
     -- 0: it was created; 1: the owner has too many; 2: there is too little space. One at a time.
     CREATE FUNCTION create_upload(new_id text, new_owner text, new_length bigint, new_query text, new_media_type text,
@@ -388,7 +389,8 @@ const MIGRATIONS: [&str; 5] = [
             RETURN false;
         END IF;
         IF NOT stays_open THEN
-            UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp() WHERE upload = of_id;
+            UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp()
+                WHERE upload = of_id AND NOT deleting;
             DELETE FROM upload WHERE id IN (
                 SELECT id FROM upload WHERE owner = of_owner AND NOT open AND id <> of_id
                 ORDER BY touched DESC, id OFFSET ended_max - 1 FOR UPDATE SKIP LOCKED
@@ -410,7 +412,8 @@ const MIGRATIONS: [&str; 5] = [
         IF NOT FOUND THEN
             RETURN false;
         END IF;
-        UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp() WHERE upload = of_id;
+        UPDATE upload_part SET start = NULL, deleting = true, sweep_at = clock_timestamp()
+            WHERE upload = of_id AND NOT deleting;
         DELETE FROM upload WHERE id = of_id;
         RETURN true;
     END

@@ -171,7 +171,14 @@ impl Statements {
                 RETURNING part.generation, part.upload",
                 from_now("$2")
             ),
-            remove_parts: format!("DELETE FROM \"{schema}\".upload_part WHERE generation = ANY($1) AND start IS NULL"),
+            // Of gateways that remove the same ones, none waits for another that waits for it.
+            remove_parts: format!(
+                "WITH gone AS (
+                    SELECT generation FROM \"{schema}\".upload_part
+                    WHERE generation = ANY($1) AND start IS NULL ORDER BY generation FOR UPDATE
+                )
+                DELETE FROM \"{schema}\".upload_part AS part USING gone WHERE part.generation = gone.generation"
+            ),
             register_orphans: format!(
                 "INSERT INTO \"{schema}\".upload_part (generation, upload, deleting, sweep_at)
                 SELECT generation, upload, true, {} FROM unnest($1::bigint[], $2::text[]) AS given (generation, upload)

@@ -24,6 +24,10 @@ const FLUSH_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a request that receives nothing looks whether another one has taken the upload.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
+/// The time between the first two attempts to record an outcome, and at most between others.
+const FINISH_AGAIN: Duration = Duration::from_millis(250);
+const FINISH_AGAIN_MAX: Duration = Duration::from_secs(4);
+
 /// An upload that is taken.
 pub(super) struct SharedUpload {
     inner: Arc<Inner>,
@@ -79,7 +83,7 @@ impl SharedUpload {
     }
 
     /// The last part, which is read if it is short.
-    async fn open_tail(&self) -> Result<Tail, ResumableError> {
+    async fn open_tail(&mut self) -> Result<Tail, ResumableError> {
         let (flushed, offset) = (Instant::now(), self.record.offset);
         let last = match offset {
             0 => None,
@@ -89,10 +93,24 @@ impl SharedUpload {
             None => Ok(Tail { start: offset, bytes: self.buffer(offset), stored: None, flushed }),
             Some(last) => {
                 let mut bytes = self.buffer(last.start);
-                bytes.extend_from_slice(&self.inner.read(&self.id, last).await?);
+                bytes.extend_from_slice(&self.read_last(last).await?);
                 Ok(Tail { start: last.start, bytes, stored: Some(last.generation), flushed })
             }
         }
+    }
+
+    /// The bytes of the last part. Another request that has taken the upload may have replaced it meanwhile.
+    async fn read_last(&mut self, last: PartRow) -> Result<Bytes, ResumableError> {
+        match self.inner.read(&self.id, last).await {
+            Err(UploadError::PartLost) if !self.has_term().await? => Err(self.lost().await),
+            read => Ok(read?),
+        }
+    }
+
+    /// Whether the upload is still this request's.
+    async fn has_term(&self) -> Result<bool, StoreError> {
+        let progress = self.inner.database.progress(&self.id).await?;
+        Ok(progress.is_some_and(|(term, _)| term == self.term))
     }
 
     /// Room for a part that begins at a position. It does not grow.
@@ -237,8 +255,8 @@ impl SharedUpload {
 
     async fn end(&mut self, outcome: UploadOutcome) -> Result<(), ResumableError> {
         let stays_open = outcome.leaves_open();
-        let ended = self.inner.database.finish(&self.id, self.term, (&outcome, stays_open), COMPLETED_MAX).await;
-        self.require(ended.map_err(StoreError::from)?).await?;
+        let ended = self.record_outcome(&outcome).await?;
+        self.require(ended).await?;
         self.record.outcome = Some(outcome);
         self.record.touched_at = now();
         self.is_kept = false;
@@ -246,6 +264,24 @@ impl SharedUpload {
             self.delete_due();
         }
         Ok(())
+    }
+
+    /// Records an outcome, unless another request has the upload. An import may have taken long: it is not to be repeated
+    /// because of a connection that was lost.
+    async fn record_outcome(&self, outcome: &UploadOutcome) -> Result<bool, StoreError> {
+        let until = Instant::now() + self.inner.options.lease;
+        let mut wait = FINISH_AGAIN;
+        loop {
+            let ended = (outcome, outcome.leaves_open());
+            match self.inner.database.finish(&self.id, self.term, ended, COMPLETED_MAX).await {
+                Err(error) if Instant::now() + wait < until => {
+                    tracing::debug!(%error, "the outcome of an upload could not be recorded, which is repeated");
+                }
+                ended => return Ok(ended?),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (2 * wait).min(FINISH_AGAIN_MAX);
+        }
     }
 
     async fn postpone_import(&mut self) {

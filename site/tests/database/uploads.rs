@@ -35,13 +35,16 @@ const LIMITS: ResumableLimits = ResumableLimits {
 struct Site {
     server: Postgres,
     dir: TempDir,
+    mark: Arc<str>,
 }
 
 impl Site {
     async fn new() -> Self {
         let server = Postgres::start().await;
         drop(server.open(NAME).await);
-        Self { server, dir: TempDir::new().expect("the temporary folder is writable") }
+        let dir = TempDir::new().expect("the temporary folder is writable");
+        let blocks = SharedBlocks::open(crate::blocks::index(&server, NAME), folder(&dir), NAME).await;
+        Self { mark: Arc::clone(blocks.expect("opens").mark()), server, dir }
     }
 
     fn database(&self) -> Database {
@@ -49,7 +52,8 @@ impl Site {
     }
 
     fn with(&self, objects: Arc<dyn Objects>, options: SharedUploadOptions) -> SharedUploads {
-        SharedUploads::new(UploadEngines { database: self.database(), objects }, options)
+        let mark = Arc::clone(&self.mark);
+        SharedUploads::new(UploadEngines { database: self.database(), objects, mark }, options)
     }
 
     fn gateway(&self) -> SharedUploads {
@@ -112,6 +116,39 @@ impl Objects for Stopping {
     }
 }
 
+/// The folder of a gateway in which each part is replaced by another gateway before it is read.
+#[derive(Debug)]
+struct Replacing {
+    folder: Arc<dyn Objects>,
+    other: SharedUploads,
+}
+
+impl Objects for Replacing {
+    fn put<'a>(&'a self, name: &'a str, data: Bytes) -> BoxFuture<'a, Result<(), ObjectError>> {
+        self.folder.put(name, data)
+    }
+
+    fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<Bytes>, ObjectError>> {
+        Box::pin(async move {
+            if name.starts_with("v1/uploads/") && self.folder.get(name).await?.is_some() {
+                write(&mut *lock(&self.other, "a").await, b"45", 2).await;
+                while self.folder.get(name).await?.is_some() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            }
+            self.folder.get(name).await
+        })
+    }
+
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ObjectError>> {
+        self.folder.delete(name)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<ListedObject, ObjectError>> {
+        self.folder.list(prefix)
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn rows_and_objects_are_a_store_of_uploads() {
     let (server, dir) = (Postgres::start().await, TempDir::new().expect("the temporary folder is writable"));
@@ -121,7 +158,7 @@ async fn rows_and_objects_are_a_store_of_uploads() {
         // Each gateway has connections of its own.
         let gateway = || -> Arc<dyn UploadStore> {
             let database = Database::new(&options).expect("the settings are valid");
-            let engines = UploadEngines { database, objects: folder(&dir) };
+            let engines = UploadEngines { database, objects: folder(&dir), mark: NAME.into() };
             Arc::new(SharedUploads::new(engines, SharedUploadOptions::new(limits)))
         };
         let preparing = async { drop(crate::support::open(&options).await) };
@@ -162,6 +199,20 @@ async fn one_of_two_requests_appends() {
     assert!(matches!(error, ResumableError::Offset { offset: 6 }), "{error}");
     assert_eq!(read(&*second).await, b"222244");
     site.until_objects(1).await;
+}
+
+/// The short part that a request is about to continue is replaced by a later request, and deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_reads_a_part_which_another_one_replaces_has_lost_the_upload() {
+    let site = Site::new().await;
+    let one = site.gateway();
+    create(&one, "a", OWNER, 10).await.expect("is created");
+    write(&mut *lock(&one, "a").await, b"123", 3).await;
+    let replacing: Arc<Replacing> = Arc::new(Replacing { folder: folder(&site.dir), other: one.clone() });
+    let other = site.with(replacing, SharedUploadOptions::new(LIMITS));
+    let error = lock(&other, "a").await.write(b"4").await.expect_err("it has the upload no more");
+    assert!(matches!(error, ResumableError::Offset { offset: 5 }), "{error}");
+    assert_eq!(read(&*lock(&one, "a").await).await, b"12345");
 }
 
 /// A gateway writes an object, and stops before the object is a part: its bytes were not acknowledged, and the object
@@ -252,6 +303,35 @@ async fn bytes_of_a_slow_client_become_durable() {
         () = until("they are written", async || offset(&other, "a").await == 3) => {}
     }
     assert_eq!(read(&*lock(&other, "a").await).await, b"123");
+}
+
+/// Parts that are being deleted are not touched by the end of their upload: nothing waits for their rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_an_upload_does_not_wait_for_deletions() {
+    let site = Site::new().await;
+    let one = site.gateway();
+    let database = DatabaseUploads::new(site.database());
+    let rows = async || {
+        let columns = "generation || ' ' || sweep_at || ' ' || xmin";
+        let sql = format!("SELECT {columns} FROM \"causeway_{NAME}\".upload_part WHERE deleting ORDER BY generation");
+        site.server.sql(&sql).await.expect("is asked")
+    };
+    for id in ["a", "b"] {
+        create(&one, id, OWNER, 10).await.expect("is created");
+        for generation in [1, 2] {
+            let generation = generation + 2 * u64::from(id == "b");
+            database.register(id, generation, Duration::ZERO).await.expect("is registered");
+        }
+    }
+    assert_eq!(database.sweep(100, TIMEOUT).await.expect("is swept").len(), 4);
+    let before = rows().await;
+    let row = database.take(OWNER, "a", LIMITS.lifetime).await.expect("is asked").expect("is taken");
+    assert!(database.finish("a", row.term, (&done(), false), 2).await.expect("ends"));
+    let row = database.take(OWNER, "b", LIMITS.lifetime).await.expect("is asked").expect("is taken");
+    assert!(database.remove("b", row.term).await.expect("is removed"));
+    assert_eq!((rows().await, before.len()), (before, 4));
+    database.remove_parts(&[4, 1, 3, 2]).await.expect("are removed");
+    assert_eq!(site.count("upload_part").await, 0);
 }
 
 /// Expired uploads are removed by any gateway, with their objects, and only once.
@@ -405,6 +485,15 @@ async fn a_damaged_part_is_an_error() {
     let error = read_error(&*upload).await;
     assert!(matches!(error, UploadError::PartLost) && error.status() == 500, "{error}");
     std::fs::remove_file(file).expect("is removed");
+    // A folder that is not the storage of the site has no parts, and says nothing of them.
+    let marker = site.dir.path().join(objects::MARKER_NAME);
+    let mark = std::fs::read(&marker).expect("is read");
+    std::fs::remove_file(&marker).expect("is removed");
+    let error = read_error(&*upload).await;
+    assert!(matches!(error, UploadError::Store(_)) && error.status() == 503, "{error}");
+    let error = lock(&one, "a").await.write(b"6").await.expect_err("it cannot be continued");
+    assert_eq!(error.failure().0, 503, "{error}");
+    std::fs::write(&marker, mark).expect("is written");
     assert!(matches!(read_error(&*upload).await, UploadError::PartLost));
     // A short part is read to be continued.
     let error = lock(&one, "a").await.write(b"6").await.expect_err("it cannot be continued");
@@ -435,6 +524,23 @@ async fn without_the_database_nothing_is_acknowledged() {
     let mut upload = lock(&one, "a").await;
     write(&mut *upload, b"67890", 5).await;
     assert_eq!(read(&*upload).await, b"1234567890");
+}
+
+/// An outcome that cannot be recorded at once is recorded when the database can be reached again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_is_recorded_when_the_database_is_back() {
+    let mut site = Site::new().await;
+    let (one, other) = (site.gateway(), site.gateway());
+    create(&one, "a", OWNER, 5).await.expect("is created");
+    let mut upload = lock(&one, "a").await;
+    write(&mut *upload, b"12345", 5).await;
+    upload.begin_import().await.expect("is to be imported");
+    site.server.stop();
+    let finishing = async { upload.finish(done()).await };
+    // It is begun before the server is.
+    let (finished, _) = tokio::join!(finishing, async { site.server.restart().await });
+    finished.expect("is recorded");
+    until("all see it", async || other.find(OWNER, "a").await.is_ok_and(|record| record.outcome == Some(done()))).await;
 }
 
 /// What clients send does not become errors of the database.
@@ -469,7 +575,7 @@ async fn what_clients_send_is_checked() {
 }
 
 /// Gateways append to the same upload as fast as they can, each at the offset that it is told: no byte is lost or twice
-/// there, whoever is faster.
+/// there, whichever of them is faster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn gateways_that_compete_write_each_byte_once() {
     let site = Site::new().await;

@@ -10,6 +10,7 @@
 //! | [`local`] | those of a gateway that is alone, in files |
 //! | [`file`](mod@file) | these files |
 //! | [`suite`] | the contract of a store, as tests of implementations |
+//! | `memory` | the memory in which pieces are gathered |
 //! | [`error`] | errors and their statuses |
 //!
 //! Goals: an acknowledged offset is durable, also after a crash or a power failure; the space is limited for
@@ -26,6 +27,7 @@ pub mod error;
 pub mod file;
 pub mod headers;
 pub mod local;
+mod memory;
 pub mod parts;
 pub mod record;
 pub mod store;

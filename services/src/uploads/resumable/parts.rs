@@ -8,10 +8,11 @@ use crate::uploads::limits::{ResumableLimits, UploadAllowance};
 use crate::uploads::request_body::{RequestBody, Upload, boxed, is_coding_error};
 use crate::uploads::resumable::error::ResumableError;
 use crate::uploads::resumable::local::LocalUploads;
+use crate::uploads::resumable::memory::PiecesMemory;
 use crate::uploads::resumable::record::{Record, UploadOutcome, now};
 use crate::uploads::resumable::store::{LockedUpload, UploadStore};
 use crate::uploads::views as upload_views;
-use crate::uploads::{ProgressReceivers, UploadError, UploadRequest, Uploads, query};
+use crate::uploads::{ProgressReceivers, UploadError, UploadOptions, UploadRequest, Uploads, query};
 use api::access::Scope;
 use api::uploads::{FailureView, UploadView};
 use http::StatusCode;
@@ -65,6 +66,7 @@ pub struct ResumableUploads {
     holders: PrincipalLookup,
     store: Arc<dyn UploadStore>,
     limits: ResumableLimits,
+    memory: PiecesMemory,
 }
 
 fn new_id() -> io::Result<String> {
@@ -97,7 +99,8 @@ impl ResumableUploads {
         limits: ResumableLimits,
         holders: PrincipalLookup,
     ) -> Arc<Self> {
-        Arc::new(Self { service, holders, store, limits })
+        let memory = PiecesMemory::new(service.memory(), service.limits().memory_bytes_max);
+        Arc::new(Self { service, holders, store, limits, memory })
     }
 
     /// Imports uploads that were complete when a gateway stopped, and removes expired ones until the returned task is
@@ -235,7 +238,8 @@ impl ResumableUploads {
         if piece.bytes > record.length - record.offset {
             return Err(ResumableError::TooLong { length: record.length });
         }
-        let memory = self.service.reserve(piece.decoder_bytes_max + upload.memory_bytes())?;
+        let memory =
+            (self.service.reserve(piece.decoder_bytes_max)?, self.memory.reserve(owner, upload.memory_bytes())?);
         let received = receive(&mut *upload, &mut piece.reader).await;
         drop(memory);
         let record = upload.record();
@@ -285,9 +289,10 @@ impl ResumableUploads {
         let bytes = upload.read().await?;
         let allowance = self.service.allowance(&owner, &options.destination(), record.length)?;
         let meter = Meter::of_stored(bytes, UploadAllowance { bytes_max: u64::MAX, ..allowance });
+        let is_whole = matches!(options, UploadOptions::Files(_));
         let request = UploadRequest { owner, options, watchers: ProgressReceivers::default() };
-        let taken = self.service.take_queued(request, meter, (record.length, upload.memory_bytes())).await?;
-        Ok(upload_views::upload(taken))
+        let taken = self.service.take_queued(request, meter, (record.length, upload.memory_bytes())).await;
+        Ok(upload_views::upload(taken.map_err(|error| error.of_stored(is_whole))?))
     }
 
     /// Removes an upload.

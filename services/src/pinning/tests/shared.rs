@@ -773,6 +773,9 @@ impl Told {
 
 const PINS_MAX: u64 = 5;
 
+/// How long a step may take, on a busy machine.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A run of a random history.
 struct Run<'a> {
     site: &'a Site,
@@ -799,7 +802,14 @@ impl<'a> Run<'a> {
         *self.dags[number][0].cid()
     }
 
+    /// Takes a step. One that does not end is a failure that names it.
     async fn step(&mut self, at: usize, step: Step) {
+        let name = format!("{step:?}");
+        let taken = tokio::time::timeout(STEP_TIMEOUT, self.take(at, step)).await;
+        assert!(taken.is_ok(), "{name} at service {at} does not end");
+    }
+
+    async fn take(&mut self, at: usize, step: Step) {
         let pins = &self.site.services[at];
         match step {
             Step::Hold(removed) => return self.hold(at, removed).await,

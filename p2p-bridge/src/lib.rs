@@ -14,6 +14,7 @@
 //! | [`session`] | the network as a `BlockSource`, per DAG |
 //! | [`wants`] | registry of waiters for blocks |
 //! | [`bitswap`] | Bitswap: client and server state machines, connection handler, behaviour |
+//! | [`stream_upgrade`] | protocols whose streams are handed over as they are |
 //! | [`dag`] | the DAG protocol between two Causeways, client and server |
 //! | [`known_members`], [`member_lookup`] | the gateways of a site, and look-ups between them |
 //! | [`http_source`] | trustless gateways as block sources |
@@ -96,6 +97,7 @@ pub mod routing_v1;
 pub mod runtime;
 pub mod scope;
 pub mod session;
+pub mod stream_upgrade;
 pub mod tcp;
 pub mod tls;
 pub mod traffic;

@@ -146,8 +146,8 @@ impl Members {
     /// Decides which keys this gateway provides to the network, with the members that are known now.
     pub fn share_of_keys(&self) -> KeyShare {
         let me = self.table.peer_id();
-        let peer_ids = self.known().current().iter().map(|member| member.peer_id.clone()).collect::<Vec<_>>();
-        let others = peer_ids.into_iter().filter(|peer_id| peer_id != me).collect();
+        let alive = self.known().current();
+        let others = alive.iter().map(|member| &member.peer_id).filter(|peer_id| *peer_id != me).cloned().collect();
         KeyShare { me: me.to_owned(), others }
     }
 

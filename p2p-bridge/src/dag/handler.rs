@@ -6,12 +6,10 @@ use super::client::outbound::{Outbound, StreamPurpose};
 use super::message::PROTOCOL;
 use super::server::inbound::Inbound;
 use super::server::streams::InboundStream;
-use futures::future::{Ready, ready};
+use crate::stream_upgrade::StreamUpgrade;
 use libp2p::StreamProtocol;
-use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
 use libp2p::swarm::handler::{ConnectionEvent, FullyNegotiatedInbound, FullyNegotiatedOutbound, ProtocolsChange};
 use libp2p::swarm::{ConnectionHandler, ConnectionHandlerEvent, Stream, SubstreamProtocol};
-use std::convert::Infallible;
 use std::task::{Context, Poll};
 
 /// An event of a connection for the behaviour.
@@ -21,42 +19,6 @@ pub enum Event {
     Inbound(InboundStream<Stream>),
 }
 
-/// The protocol, if it is enabled. Otherwise it is neither accepted nor announced.
-#[derive(Debug, Clone, Copy)]
-pub struct Upgrade {
-    /// Whether it is enabled.
-    pub enabled: bool,
-}
-
-impl UpgradeInfo for Upgrade {
-    type Info = StreamProtocol;
-    type InfoIter = std::option::IntoIter<StreamProtocol>;
-
-    fn protocol_info(&self) -> Self::InfoIter {
-        self.enabled.then_some(PROTOCOL).into_iter()
-    }
-}
-
-impl InboundUpgrade<Stream> for Upgrade {
-    type Output = Stream;
-    type Error = Infallible;
-    type Future = Ready<Result<Stream, Infallible>>;
-
-    fn upgrade_inbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
-        ready(Ok(stream))
-    }
-}
-
-impl OutboundUpgrade<Stream> for Upgrade {
-    type Output = Stream;
-    type Error = Infallible;
-    type Future = Ready<Result<Stream, Infallible>>;
-
-    fn upgrade_outbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
-        ready(Ok(stream))
-    }
-}
-
 /// Whether this protocol is among those that a peer has announced.
 fn names_protocol<'a>(mut protocols: impl Iterator<Item = &'a StreamProtocol>) -> bool {
     protocols.any(|protocol| *protocol == PROTOCOL)
@@ -64,7 +26,7 @@ fn names_protocol<'a>(mut protocols: impl Iterator<Item = &'a StreamProtocol>) -
 
 /// The connection handler. See the module's documentation.
 pub struct Handler {
-    upgrade: Upgrade,
+    upgrade: StreamUpgrade,
     inbound: Inbound,
     /// `None`: peers are not asked.
     outbound: Option<Outbound>,
@@ -73,7 +35,7 @@ pub struct Handler {
 impl Handler {
     /// The handler of a connection. Without `outbound`, the peer is not asked.
     pub fn new(enabled: bool, outbound: Option<Outbound>) -> Self {
-        Self { upgrade: Upgrade { enabled }, inbound: Inbound::default(), outbound }
+        Self { upgrade: StreamUpgrade::new(PROTOCOL, enabled), inbound: Inbound::default(), outbound }
     }
 }
 
@@ -81,13 +43,13 @@ impl ConnectionHandler for Handler {
     /// A transfer to start.
     type FromBehaviour = LostWhenDropped;
     type ToBehaviour = Event;
-    type InboundProtocol = Upgrade;
-    type OutboundProtocol = Upgrade;
+    type InboundProtocol = StreamUpgrade;
+    type OutboundProtocol = StreamUpgrade;
     type InboundOpenInfo = ();
     type OutboundOpenInfo = StreamPurpose;
 
-    fn listen_protocol(&self) -> SubstreamProtocol<Upgrade> {
-        SubstreamProtocol::new(self.upgrade, ())
+    fn listen_protocol(&self) -> SubstreamProtocol<StreamUpgrade> {
+        SubstreamProtocol::new(self.upgrade.clone(), ())
     }
 
     fn connection_keep_alive(&self) -> bool {
@@ -100,7 +62,7 @@ impl ConnectionHandler for Handler {
         }
     }
 
-    fn on_connection_event(&mut self, event: ConnectionEvent<'_, Upgrade, Upgrade, (), StreamPurpose>) {
+    fn on_connection_event(&mut self, event: ConnectionEvent<'_, StreamUpgrade, StreamUpgrade, (), StreamPurpose>) {
         match (event, &mut self.outbound) {
             (ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol, .. }), _) => {
                 self.inbound.opened(protocol);
@@ -123,13 +85,13 @@ impl ConnectionHandler for Handler {
         }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Upgrade, StreamPurpose, Event>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<StreamUpgrade, StreamPurpose, Event>> {
         if let Some(stream) = self.inbound.accept() {
             return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(Event::Inbound(stream)));
         }
         match self.outbound.as_mut().and_then(|outbound| outbound.poll(cx)) {
             Some(purpose) => {
-                let protocol = SubstreamProtocol::new(self.upgrade, purpose);
+                let protocol = SubstreamProtocol::new(self.upgrade.clone(), purpose);
                 Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol })
             }
             None => Poll::Pending,

@@ -4,14 +4,11 @@
 use super::PROTOCOL;
 use crate::dag::server::inbound::Inbound;
 use crate::dag::server::streams::InboundStream;
-use futures::future::{Ready, ready};
+use crate::stream_upgrade::StreamUpgrade;
 use futures::{AsyncRead, AsyncWrite};
-use libp2p::StreamProtocol;
-use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
 use libp2p::swarm::handler::{ConnectionEvent, FullyNegotiatedInbound, FullyNegotiatedOutbound};
 use libp2p::swarm::{ConnectionHandler, ConnectionHandlerEvent, Stream, SubstreamProtocol};
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -53,44 +50,9 @@ impl AsyncWrite for OutboundStream {
 /// Who waits for a stream. Dropped when none can be opened.
 pub type StreamWaiter = oneshot::Sender<OutboundStream>;
 
-/// The protocol, if it is enabled. Otherwise it is neither accepted nor announced.
-#[derive(Debug, Clone, Copy)]
-pub struct Upgrade {
-    enabled: bool,
-}
-
-impl UpgradeInfo for Upgrade {
-    type Info = StreamProtocol;
-    type InfoIter = std::option::IntoIter<StreamProtocol>;
-
-    fn protocol_info(&self) -> Self::InfoIter {
-        self.enabled.then_some(PROTOCOL).into_iter()
-    }
-}
-
-impl InboundUpgrade<Stream> for Upgrade {
-    type Output = Stream;
-    type Error = Infallible;
-    type Future = Ready<Result<Stream, Infallible>>;
-
-    fn upgrade_inbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
-        ready(Ok(stream))
-    }
-}
-
-impl OutboundUpgrade<Stream> for Upgrade {
-    type Output = Stream;
-    type Error = Infallible;
-    type Future = Ready<Result<Stream, Infallible>>;
-
-    fn upgrade_outbound(self, stream: Stream, _: StreamProtocol) -> Self::Future {
-        ready(Ok(stream))
-    }
-}
-
 /// The connection handler. See the module's documentation.
 pub struct Handler {
-    upgrade: Upgrade,
+    upgrade: StreamUpgrade,
     inbound: Inbound,
     /// Streams to be opened.
     opening: VecDeque<StreamWaiter>,
@@ -102,7 +64,7 @@ impl Handler {
     pub fn new(enabled: bool) -> Self {
         let outbound = Arc::new(Semaphore::new(OUTBOUND_MAX));
         Self {
-            upgrade: Upgrade { enabled },
+            upgrade: StreamUpgrade::new(PROTOCOL, enabled),
             inbound: Inbound::with_limit(INBOUND_MAX),
             opening: VecDeque::new(),
             outbound,
@@ -115,13 +77,13 @@ impl ConnectionHandler for Handler {
     type FromBehaviour = StreamWaiter;
     /// A stream that the peer has opened.
     type ToBehaviour = InboundStream<Stream>;
-    type InboundProtocol = Upgrade;
-    type OutboundProtocol = Upgrade;
+    type InboundProtocol = StreamUpgrade;
+    type OutboundProtocol = StreamUpgrade;
     type InboundOpenInfo = ();
     type OutboundOpenInfo = (StreamWaiter, OwnedSemaphorePermit);
 
-    fn listen_protocol(&self) -> SubstreamProtocol<Upgrade> {
-        SubstreamProtocol::new(self.upgrade, ())
+    fn listen_protocol(&self) -> SubstreamProtocol<StreamUpgrade> {
+        SubstreamProtocol::new(self.upgrade.clone(), ())
     }
 
     fn connection_keep_alive(&self) -> bool {
@@ -132,7 +94,10 @@ impl ConnectionHandler for Handler {
         self.opening.push_back(waiter);
     }
 
-    fn on_connection_event(&mut self, event: ConnectionEvent<'_, Upgrade, Upgrade, (), Self::OutboundOpenInfo>) {
+    fn on_connection_event(
+        &mut self,
+        event: ConnectionEvent<'_, StreamUpgrade, StreamUpgrade, (), Self::OutboundOpenInfo>,
+    ) {
         match event {
             ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol, .. }) => {
                 self.inbound.opened(protocol);
@@ -149,14 +114,14 @@ impl ConnectionHandler for Handler {
     fn poll(
         &mut self,
         _: &mut Context<'_>,
-    ) -> Poll<ConnectionHandlerEvent<Upgrade, Self::OutboundOpenInfo, InboundStream<Stream>>> {
+    ) -> Poll<ConnectionHandlerEvent<StreamUpgrade, Self::OutboundOpenInfo, InboundStream<Stream>>> {
         if let Some(stream) = self.inbound.accept() {
             return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(stream));
         }
         while let Some(waiter) = self.opening.pop_front() {
             // Without a permit the waiter is dropped: there are as many streams as look-ups may be in progress.
             if let (false, Ok(permit)) = (waiter.is_closed(), Arc::clone(&self.outbound).try_acquire_owned()) {
-                let protocol = SubstreamProtocol::new(self.upgrade, (waiter, permit));
+                let protocol = SubstreamProtocol::new(self.upgrade.clone(), (waiter, permit));
                 return Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol });
             }
         }

@@ -419,9 +419,11 @@ impl Index {
         Some(root.changes.get_or_insert_with(|| watch::Sender::new(())).subscribe())
     }
 
-    /// Sets which blocks the pin of a root has.
+    /// Sets which blocks the pin of a root has. While that is being removed, it has none: what is stored meanwhile may be
+    /// removed as well.
     pub fn set_progress(&mut self, cid: &Cid, progress: Progress, complete: bool) {
         let Some(root) = self.roots.get_mut(cid) else { return };
+        let (progress, complete) = if root.is_removing() { Default::default() } else { (progress, complete) };
         let (before, after) = (root.progress.bytes, progress.bytes);
         (root.progress, root.complete) = (progress, complete);
         if complete || progress == Progress::default() {

@@ -152,7 +152,7 @@ proptest! {
                 }
                 Step::Progress(root, bytes) => {
                     index.set_progress(&roots[root], Progress { blocks: 1, bytes }, false);
-                    if index.root(&roots[root]).is_some() {
+                    if index.root(&roots[root]).is_some() && !removing.contains(&roots[root]) {
                         progress[root] = bytes;
                     }
                 }

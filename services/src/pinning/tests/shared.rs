@@ -14,6 +14,7 @@ use cache::{PinError, PinState, PinSummary, StoreError};
 use futures::future::join_all;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -326,6 +327,27 @@ async fn what_is_stored_after_a_removal_is_removed_as_well() {
     site.complete(1, &dags[0]).await.expect("there is nothing to settle");
     assert_eq!(site.agrees().await, []);
     assert_eq!(site.world.pinned().await, []);
+}
+
+/// A worker stored a DAG while another service was to remove it, which then removed that as well.
+#[tokio::test]
+async fn what_is_stored_during_a_removal_is_not_taken_for_complete_after_it() {
+    let site = Site::new(2, 1 << 20).await;
+    let (dags, alice) = (dags(), owner("alice"));
+    let [one, other] = [&site.services[0], &site.services[1]];
+    let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    other.catch_up().await.expect("catches up");
+    site.connections[0].fail(Fault::AnswerIsLost);
+    assert!(one.remove("alice", &request.id).await.is_err(), "the removal is decided, and not carried out");
+    other.catch_up().await.expect("learns that it is decided");
+    site.complete(1, &dags[0]).await.expect("there is nothing to settle");
+    one.request(&alice, wanted(&dags[0])).await.expect("is asked for, after the removal");
+    assert_eq!(site.world.pinned().await, []);
+    let again = other.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    assert_eq!(again.status, Status::Queued, "nothing of it is stored");
+    site.complete(1, &dags[0]).await.expect("is pinned");
+    let entries = site.agrees().await;
+    assert!(entries.iter().all(|entry| entry.outcome == PinOutcome::Pinned), "{entries:?}");
 }
 
 /// A service has fetched a DAG that another one is about to remove, and that a third one has requested again since.
@@ -776,6 +798,9 @@ const PINS_MAX: u64 = 5;
 /// How long a step may take, on a busy machine.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long an upload waits before the changes end that are delayed.
+const UPLOAD_WAITS: Duration = Duration::from_millis(50);
+
 /// A run of a random history.
 struct Run<'a> {
     site: &'a Site,
@@ -826,9 +851,8 @@ impl<'a> Run<'a> {
         match step {
             Step::Request { owner, root, replaces } => self.request(at, owner, root, replaces).await,
             // It would wait for the service that removes the pin.
-            Step::Upload { root, .. } if pins.index().is_removing(&self.root(root)) => {}
+            Step::Upload { root, .. } | Step::RejectedUpload(root) if pins.index().is_removing(&self.root(root)) => {}
             Step::Upload { owner, root } => self.upload(at, Some(owner), root).await,
-            Step::RejectedUpload(root) if pins.index().is_removing(&self.root(root)) => {}
             Step::RejectedUpload(root) => self.upload(at, None, root).await,
             Step::Remove(which) => {
                 let Some((id, owner)) = self.told.pick(which) else { return };
@@ -874,22 +898,27 @@ impl<'a> Run<'a> {
         self.told.requested.extend(asked.ok().map(|request| (request.id, owner)));
     }
 
-    /// An upload, which is recorded for an owner if it is not rejected.
+    /// An upload, which is recorded for an owner if it is not rejected. If it waits for a removal by another service,
+    /// which waits for a change that is delayed, that change ends.
     async fn upload(&mut self, at: usize, owner: Option<usize>, root: usize) {
-        let (pins, cid) = (&self.site.services[at], self.root(root));
-        let protection = pins.protect(cid).await;
-        self.site.store(&self.dags[root]).await;
-        let mut recorded = None;
-        if let Some(owner) = owner {
-            let request = pins.record(&self.owners[owner], cid, None, Meta::new()).await;
-            recorded = request.ok().map(|request| (request.id, owner));
-        }
-        drop(protection);
-        if recorded.is_none() && pins.remove_unneeded(cid).await.is_err() {
+        let owned = owner.map(|owner| self.owners[owner].clone());
+        let uploading = upload(self.site, Arc::clone(&self.site.services[at]), owned, self.dags[root].clone());
+        let mut uploading = pin!(uploading);
+        let uploaded = match tokio::time::timeout(UPLOAD_WAITS, &mut uploading).await {
+            Ok(uploaded) => uploaded,
+            Err(_) => {
+                for other in 0..self.site.services.len() {
+                    self.end_held(other).await;
+                }
+                uploading.await
+            }
+        };
+        match uploaded {
+            Uploaded::Recorded(id) => self.told.requested.extend(owner.map(|owner| (id, owner))),
+            Uploaded::Removed => {}
             // The caller repeats it later. It may have been appended.
-            self.rejected.push((at, cid));
+            Uploaded::NotRemoved => self.rejected.push((at, self.root(root))),
         }
-        self.told.requested.extend(recorded);
     }
 
     /// Begins a change that delays others. The one before it ends, and what follows from it waits for the new one.
@@ -923,6 +952,31 @@ impl<'a> Run<'a> {
             self.site.services[at].remove_unneeded(root).await.expect("removes it");
         }
         self.told
+    }
+}
+
+/// What became of an upload.
+enum Uploaded {
+    Recorded(Arc<str>),
+    /// It was rejected, and its pin is removed.
+    Removed,
+    /// It was rejected, and its pin could not be removed.
+    NotRemoved,
+}
+
+async fn upload(site: &Site, pins: Arc<Pins>, owner: Option<Owner>, blocks: Vec<Block>) -> Uploaded {
+    let root = *blocks[0].cid();
+    let protection = pins.protect(root).await;
+    site.store(&blocks).await;
+    if let Some(owner) = owner
+        && let Ok(request) = pins.record(&owner, root, None, Meta::new()).await
+    {
+        return Uploaded::Recorded(request.id);
+    }
+    drop(protection);
+    match pins.remove_unneeded(root).await {
+        Ok(()) => Uploaded::Removed,
+        Err(_) => Uploaded::NotRemoved,
     }
 }
 

@@ -196,6 +196,13 @@ impl PinAttempt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PinId(pub(crate) u64);
 
+impl PinId {
+    /// Whether it is the ID that is asked for; any, if none is.
+    pub(crate) fn is(self, id: Option<u64>) -> bool {
+        id.is_none_or(|id| id == self.0)
+    }
+}
+
 /// A pin that was begun or resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BegunPin {

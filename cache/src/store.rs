@@ -225,8 +225,17 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// pin has are deleted soon after, except those in the RAM cache, which become the newest of the disk cache.
     ///
     /// # Errors
-    /// [`StoreError`].
-    fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>>;
+    /// [`StoreError`]; the pin may still be removed later, if the store is in a database that other gateways use.
+    fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
+        self.remove_pin_with(root, None)
+    }
+
+    /// The same, but only the pin with this [`PinSummary::id`] if one is given, so that a removal which was delayed does
+    /// not remove a later pin of the root.
+    ///
+    /// # Errors
+    /// As [`BlockStore::remove_pin`].
+    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>>;
 
     /// Deletes blocks. They cannot be found any more when this completes. A deleted block stays a member of its pins,
     /// which become partial. Space on the disk is overwritten, or deleted with the values beside it. Any number of keys

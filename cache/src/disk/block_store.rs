@@ -131,8 +131,8 @@ impl BlockStore for Disk {
         async move { finished.await? }.boxed()
     }
 
-    fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
-        let removed = self.queue().ask(|reply| Barrier::Remove { root: *root, reply });
+    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        let removed = self.queue().ask(move |reply| Barrier::Remove { root: *root, id, reply });
         async move { removed.await? }.boxed()
     }
 

@@ -354,8 +354,8 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
         async move { finished.await? }.boxed()
     }
 
-    fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
-        let removed = self.inner.queue.ask(|reply| Command::Remove { root: *root, reply });
+    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        let removed = self.inner.queue.ask(move |reply| Command::Remove { root: *root, id, reply });
         async move { removed.await? }.boxed()
     }
 

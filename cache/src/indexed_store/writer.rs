@@ -65,9 +65,10 @@ pub(super) enum Command {
         attempt: Arc<PinAttempt>,
         reply: Reply<Result<PinSummary, PinError>>,
     },
-    /// Removes a pin; its members are unpinned later.
+    /// Removes a pin, with this ID if one is given; its members are unpinned later.
     Remove {
         root: Cid,
+        id: Option<u64>,
         reply: Reply<Result<bool, StoreError>>,
     },
     /// Releases a temporary pin.
@@ -250,7 +251,7 @@ impl<B: Backing> Writer<B> {
                 _ = reply.send(pin.map(|pin| self.losses.begin(pin)));
             }
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
-            Command::Remove { root, reply } => _ = reply.send(self.remove(&root)),
+            Command::Remove { root, id, reply } => _ = reply.send(self.remove(&root, id)),
             Command::Release { pin } => self.shared.index_mut().remove_pin(pin),
             Command::Written { reply } => _ = reply.send(()),
             Command::Flush { reply } => self.flushes.push(reply),
@@ -467,9 +468,10 @@ impl<B: Backing> Writer<B> {
         Ok(summary)
     }
 
-    /// Removes a pin durably; its members are unpinned later, in chunks.
-    fn remove(&mut self, root: &Cid) -> Result<bool, StoreError> {
-        let Some(pin) = self.shared.index().pin_of(root) else { return Ok(false) };
+    /// Removes a pin durably, with this ID if one is given; its members are unpinned later, in chunks.
+    fn remove(&mut self, root: &Cid, id: Option<u64>) -> Result<bool, StoreError> {
+        let found = self.shared.index().pin_of(root);
+        let Some(pin) = found.filter(|pin| pin.is(id)) else { return Ok(false) };
         if let Err(error) = self.shared.backing.remove_pin(pin) {
             self.uncertain.insert(pin);
             return Err(error);

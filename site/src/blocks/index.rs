@@ -251,11 +251,12 @@ pub trait BlockIndex: Send + Sync + fmt::Debug {
     /// [`StoreError`].
     fn finish_pin(&self, attempt: PinAttempt) -> BoxFuture<'_, Result<FinishedPin, StoreError>>;
 
-    /// Removes the pin of a root. Returns whether there was one. Its members are released by [`Self::release_members`].
+    /// Removes the pin of a root, with this ID if one is given. Returns whether there was one. Its members are released by
+    /// [`Self::release_members`].
     ///
     /// # Errors
     /// [`StoreError`].
-    fn remove_pin(&self, root: Cid) -> BoxFuture<'_, Result<bool, StoreError>>;
+    fn remove_pin(&self, root: Cid, id: Option<u64>) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Releases at most so many members of a removed pin. Blocks that no other pin has can be evicted from then on.
     /// Returns whether there may be more.

@@ -229,11 +229,13 @@ pub async fn members_are_evicted_after_their_last_pin_only(index: &dyn BlockInde
     assert_eq!(evicted(index, 10).await, [cached].into());
     let amounts = figures(index).await;
     assert_eq!((amounts.pinned_blocks, amounts.pinned_bytes), (2, 2 * u64::from(OBJECT_BYTES)));
-    assert!(index.remove_pin(cid(1)).await.expect("is removed"));
+    assert!(index.remove_pin(cid(1), None).await.expect("is removed"));
     release_all(index).await;
     assert_eq!(evicted(index, 10).await, [root].into());
-    assert!(index.remove_pin(cid(9)).await.expect("is removed"));
-    assert!(!index.remove_pin(cid(9)).await.expect("is asked"));
+    assert!(!index.remove_pin(cid(9), Some(u64::MAX)).await.expect("is asked"), "it has another ID");
+    assert!(!index.remove_pin(cid(9), Some(one.id)).await.expect("is asked"), "that is the ID of another root's pin");
+    assert!(index.remove_pin(cid(9), Some(other.id)).await.expect("is removed"));
+    assert!(!index.remove_pin(cid(9), None).await.expect("is asked"));
     release_all(index).await;
     assert_eq!(evicted(index, 10).await, [shared].into());
     assert_eq!(located(index, &[1, 2, 3]).await, BTreeSet::new());
@@ -311,7 +313,7 @@ pub async fn a_lost_block_ends_with_its_last_pin(index: &dyn BlockIndex) {
     let attempt = begin(index, 2).await;
     store(index, &[pinned], Some(attempt.id)).await;
     assert_eq!(index.lose(pinned).await.expect("is asked"), Some(vec![cid(2)]));
-    assert!(index.remove_pin(cid(2)).await.expect("is removed"));
+    assert!(index.remove_pin(cid(2), None).await.expect("is removed"));
     release_all(index).await;
     // Stored again, it is like any other.
     store(index, &[object(1, 3), object(2, 4)], None).await;
@@ -323,7 +325,7 @@ pub async fn a_lost_block_ends_with_its_last_pin(index: &dyn BlockIndex) {
 pub async fn a_removed_pin_accepts_nothing(index: &dyn BlockIndex) {
     let attempt = begin(index, 1).await;
     store(index, &[object(1, 1)], Some(attempt.id)).await;
-    assert!(index.remove_pin(cid(1)).await.expect("is removed"));
+    assert!(index.remove_pin(cid(1), None).await.expect("is removed"));
     let another = begin(index, 1).await;
     assert_ne!(another.id, attempt.id);
     assert_eq!(index.add_members(vec![key(1)], attempt.id).await.expect("is asked"), Committed::PinRemoved);
@@ -426,7 +428,7 @@ pub async fn amounts_follow_every_change(index: &dyn BlockIndex) {
     index.lose(object(5, 5)).await.expect("is lost");
     index.lose(object(4, 4)).await.expect("is lost");
     amounts(0, 3).await;
-    assert!(index.remove_pin(cid(1)).await.expect("is removed"));
+    assert!(index.remove_pin(cid(1), None).await.expect("is removed"));
     assert_eq!(of_pins().await, (0, 0));
     amounts(0, 3).await;
     release_all(index).await;

@@ -508,12 +508,12 @@ impl SharedBlocks {
         self.index.figures().await
     }
 
-    /// Removes a pin. Returns whether there was one.
+    /// Removes a pin, with this ID if one is given. Returns whether there was one.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn remove_pin(&self, root: Cid) -> Result<bool, StoreError> {
-        self.index.remove_pin(root).await
+    pub async fn remove_pin(&self, root: Cid, id: Option<u64>) -> Result<bool, StoreError> {
+        self.index.remove_pin(root, id).await
     }
 
     /// Releases members of removed pins. Returns whether there may be more.

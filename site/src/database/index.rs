@@ -209,7 +209,8 @@ impl Statements {
             ),
             unfinished: format!("SELECT losses = $2 FROM \"{schema}\".pin WHERE id = $1 AND NOT removed"),
             remove_pin: format!(
-                "UPDATE \"{schema}\".pin SET removed = true WHERE root = $1 AND NOT removed RETURNING id"
+                "UPDATE \"{schema}\".pin SET removed = true
+                    WHERE root = $1 AND NOT removed AND ($2 IS NULL OR id = $2) RETURNING id"
             ),
             release_members: format!("SELECT \"{schema}\".release_members($1)"),
             pin: format!("SELECT {summary} FROM \"{schema}\".pin WHERE root = $1 AND NOT removed"),
@@ -574,9 +575,10 @@ impl BlockIndex for DatabaseIndex {
         async move { Ok(self.finish(attempt).await?) }.boxed()
     }
 
-    fn remove_pin(&self, root: Cid) -> BoxFuture<'_, Result<bool, StoreError>> {
+    fn remove_pin(&self, root: Cid, id: Option<u64>) -> BoxFuture<'_, Result<bool, StoreError>> {
         async move {
-            let rows = self.change(&self.statements.remove_pin, &[(&root.to_bytes(), Type::BYTEA)]).await?;
+            let (root, id) = (root.to_bytes(), id.map(|id| i64::try_from(id).unwrap_or(i64::MAX)));
+            let rows = self.change(&self.statements.remove_pin, &[(&root, Type::BYTEA), (&id, Type::INT8)]).await?;
             Ok(!rows.is_empty())
         }
         .boxed()

@@ -136,8 +136,8 @@ impl Inner {
         self.shared.finish_pin(pin).await
     }
 
-    async fn remove_pin(&self, root: &Cid) -> Result<bool, StoreError> {
-        let has_removed = self.shared.remove_pin(*root).await?;
+    async fn remove_pin(&self, root: &Cid, id: Option<u64>) -> Result<bool, StoreError> {
+        let has_removed = self.shared.remove_pin(*root, id).await?;
         self.removed.notify_one();
         Ok(has_removed)
     }
@@ -366,8 +366,8 @@ impl BlockStore for SiteStore {
         self.inner.finish_pin(attempt).boxed()
     }
 
-    fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
-        self.inner.remove_pin(root).boxed()
+    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        self.inner.remove_pin(root, id).boxed()
     }
 
     /// The blocks that a pin has are those of the site; its count of deleted blocks is that of the own disk or that of the

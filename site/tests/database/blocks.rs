@@ -130,7 +130,7 @@ async fn work(shared: SharedBlocks, gateway: usize, changes: usize, pinned: Arc<
                     pinned.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            3 => _ = shared.remove_pin(dag(number)[0].0).await,
+            3 => _ = shared.remove_pin(dag(number)[0].0, None).await,
             4 => while let Ok(true) = shared.release_members().await {},
             5 => _ = has_all(&shared, number).await,
             6 if gateway.is_multiple_of(2) => _ = shared.evict(0, usize::MAX).await,
@@ -172,7 +172,7 @@ async fn check(site: &Site) {
         if pin.is_some_and(|pin| pin.state == PinState::Complete) {
             assert!(has_all(&shared, root).await.expect("reads"), "the pin of {root}");
         }
-        shared.remove_pin(dag(root)[0].0).await.expect("is removed");
+        shared.remove_pin(dag(root)[0].0, None).await.expect("is removed");
     }
     while shared.release_members().await.expect("releases") {}
     shared.evict(0, usize::MAX).await.expect("evicts");

@@ -125,7 +125,7 @@ async fn a_block_that_is_released_and_added_again_stays_pinned(server: &Postgres
         let world = World::new(server, &format!("0-{added_first}")).await;
         let (first, second) = (world.begin(BLOCK).await, world.begin(9).await);
         world.store(1, Some(first)).await;
-        world.index().remove_pin(first.root).await.expect("is removed");
+        world.index().remove_pin(first.root, None).await.expect("is removed");
         world.hold().await;
         let id = second.id;
         let (releasing, adding);
@@ -149,7 +149,7 @@ async fn a_lost_block_that_is_stored_and_added_while_it_is_released_stays_pinned
     let (first, second) = (world.begin(BLOCK).await, world.begin(9).await);
     world.store(1, Some(first)).await;
     assert_eq!(world.index().lose(object(1)).await.expect("is asked"), Some(vec![first.root]));
-    world.index().remove_pin(first.root).await.expect("is removed");
+    world.index().remove_pin(first.root, None).await.expect("is removed");
     world.index().register(vec![object(2)]).await.expect("registers");
     world.hold().await;
     let releasing = world.start(2, 1, change!(index => index.release_members(10))).await;
@@ -166,7 +166,7 @@ async fn a_block_that_is_stored_again_while_it_is_released_can_be_evicted(server
     let world = World::new(server, "2").await;
     let first = world.begin(BLOCK).await;
     world.store(1, Some(first)).await;
-    world.index().remove_pin(first.root).await.expect("is removed");
+    world.index().remove_pin(first.root, None).await.expect("is removed");
     world.index().register(vec![object(2)]).await.expect("registers");
     world.hold().await;
     let releasing = world.start(2, 1, change!(index => index.release_members(10))).await;

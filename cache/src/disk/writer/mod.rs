@@ -371,7 +371,7 @@ impl Writer {
             Barrier::Evict { keys, which, reply } => _ = reply.send(self.evict_keys(&keys, which)),
             Barrier::Shrink { cached_bytes, reply } => _ = reply.send(self.shrink(cached_bytes)),
             Barrier::MarkPartial { roots, reply } => _ = reply.send(self.mark_partial(&roots)),
-            Barrier::Remove { root, reply } => self.remove(root, reply),
+            Barrier::Remove { root, id, reply } => self.remove(root, id, reply),
             Barrier::Release { pin } => self.unpin_queue.push_back(pin),
         }
         Next::Continue

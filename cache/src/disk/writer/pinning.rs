@@ -150,9 +150,9 @@ impl Writer {
         Ok(summary)
     }
 
-    /// Removes a pin durably, then replies; its members are unpinned later, in chunks.
-    pub(super) fn remove(&mut self, root: Cid, reply: Reply<Result<bool, StoreError>>) {
-        let removed = self.remove_record(root);
+    /// Removes a pin durably, with this ID if one is given, then replies; its members are unpinned later, in chunks.
+    pub(super) fn remove(&mut self, root: Cid, id: Option<u64>, reply: Reply<Result<bool, StoreError>>) {
+        let removed = self.remove_record(root, id);
         if let Ok(Some(pin)) = removed {
             self.remove_root(pin);
             self.unpin_queue.push_back(pin);
@@ -160,8 +160,9 @@ impl Writer {
         _ = reply.send(removed.map(|pin| pin.is_some()));
     }
 
-    fn remove_record(&mut self, root: Cid) -> Result<Option<PinId>, StoreError> {
-        let Some(record) = self.store.pin(&root.to_bytes())? else { return Ok(None) };
+    fn remove_record(&mut self, root: Cid, id: Option<u64>) -> Result<Option<PinId>, StoreError> {
+        let found = self.store.pin(&root.to_bytes())?;
+        let Some(record) = found.filter(|record| record.id.is(id)) else { return Ok(None) };
         let mut group = self.begin();
         group.batch.delete_cf(self.store.family(PINS)?, root.to_bytes());
         group.batch.put_cf(self.store.family(META)?, release_key(record.id), []);

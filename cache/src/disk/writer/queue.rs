@@ -73,8 +73,8 @@ pub(crate) enum Barrier {
     Compact { reply: Reply<Result<(), StoreError>> },
     /// Makes pins with missing blocks partial.
     MarkPartial { roots: Vec<Cid>, reply: Reply<Result<(), StoreError>> },
-    /// Removes a pin; its members are unpinned later.
-    Remove { root: Cid, reply: Reply<Result<bool, StoreError>> },
+    /// Removes a pin, with this ID if one is given; its members are unpinned later.
+    Remove { root: Cid, id: Option<u64>, reply: Reply<Result<bool, StoreError>> },
     /// Releases a temporary pin.
     Release { pin: PinId },
     /// Replies when all earlier writes are readable.

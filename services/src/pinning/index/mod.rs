@@ -21,6 +21,7 @@ mod queue;
 mod removal;
 
 pub use self::queries::Batch;
+pub use self::removal::RemovalEnd;
 
 use self::removal::RemovalState;
 use crate::pinning::clock::{Clock, whole_millis};
@@ -241,11 +242,17 @@ pub struct Index {
     lost: HashSet<Cid>,
     /// Roots in [`RemovalState::Unlogged`].
     unlogged_removals: BTreeSet<Cid>,
+    /// Roots in [`RemovalState::Unfinished`].
+    unfinished_removals: BTreeSet<Cid>,
+    /// Roots in [`RemovalState::Elsewhere`], and since when.
+    removals_elsewhere: BTreeMap<Cid, u64>,
+    /// How many removals this service has begun.
+    removals: u64,
     /// The owner for whom each active root is fetched.
     fetched_for: HashMap<Cid, Arc<str>>,
     /// The position in the log up to which its changes are applied.
     pub position: LogPosition,
-    /// The clock of due times.
+    /// The clock of due times, and of removals by others.
     pub clock: Clock,
     /// The first back-off, in milliseconds.
     pub retry_first_ms: u64,

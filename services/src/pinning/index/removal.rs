@@ -11,10 +11,13 @@ pub(super) enum RemovalState {
     /// The pin is not to be removed.
     #[default]
     None,
-    /// This service is to remove it. It has not begun, or has failed.
+    /// This service is to remove it, and has not begun: it need not, if the root is requested again.
     Decided,
-    /// This service removes it.
-    Running,
+    /// This service is to remove it. Whether an attempt has taken effect, or will, is unknown: one has failed that
+    /// another service can delay, such as a database; or another process began one. The root waits until one succeeds.
+    Unfinished,
+    /// This service removes it. Removals are numbered, because another service may take one over before it ends here.
+    Running(u64),
     /// It is removed, or needed again. This service has yet to clear the note: its next entry does.
     Unlogged,
     /// Another service is to remove it, or removes it.
@@ -24,8 +27,19 @@ pub(super) enum RemovalState {
 impl RemovalState {
     /// Whether no worker and no upload may use the root.
     pub(super) fn is_removing(self) -> bool {
-        matches!(self, Self::Running | Self::Elsewhere)
+        matches!(self, Self::Unfinished | Self::Running(_) | Self::Elsewhere)
     }
+}
+
+/// How an attempt to remove a pin has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemovalEnd {
+    /// There is no such pin any more.
+    Removed,
+    /// The pin is as it was.
+    Failed,
+    /// The pin may be removed now or later.
+    Unknown,
 }
 
 impl Index {
@@ -37,28 +51,42 @@ impl Index {
     }
 
     /// Begins to remove a root's pin from the store, unless it is needed or already being removed; if it is only
-    /// retained, its removal is pending. Returns whether the caller must remove it, and then call
-    /// [`Index::end_removal`].
-    pub fn begin_removal(&mut self, cid: &Cid) -> bool {
+    /// retained, its removal is pending. One that is unfinished is repeated also if the root has been requested again.
+    /// Returns the number of the removal if the caller must remove it, and then call [`Index::end_removal`].
+    pub fn begin_removal(&mut self, cid: &Cid) -> Option<u64> {
         let root = self.roots.entry(*cid).or_default();
-        if root.is_needed() || root.active {
+        let is_unfinished = root.removal == RemovalState::Unfinished;
+        if root.retained > 0 || root.active || (!root.live.is_empty() && !is_unfinished) {
             root.removal_pending = root.live.is_empty();
-            return false;
+            return None;
         }
-        if root.is_removing() {
-            return false;
+        if root.is_removing() && !is_unfinished {
+            return None;
         }
         root.removal_pending = false;
+        self.removals += 1;
+        let number = self.removals;
         self.reset(cid);
-        self.set_removal(cid, RemovalState::Running);
-        true
+        self.set_removal(cid, RemovalState::Running(number));
+        Some(number)
     }
 
     /// Ends the removal of a root's pin from the store by this service. Requests that arrived meanwhile are queued.
-    pub fn end_removal(&mut self, cid: &Cid, is_removed: bool) {
-        let Some(root) = self.roots.get(cid).filter(|root| root.removal == RemovalState::Running) else { return };
-        let is_over = is_removed || !root.live.is_empty();
-        self.set_removal(cid, if is_over { RemovalState::Unlogged } else { RemovalState::Decided });
+    pub fn end_removal(&mut self, cid: &Cid, number: u64, end: RemovalEnd) {
+        let runs = |root: &&Root| root.removal == RemovalState::Running(number);
+        let Some(root) = self.roots.get(cid).filter(runs) else { return };
+        let state = match end {
+            RemovalEnd::Removed => RemovalState::Unlogged,
+            RemovalEnd::Failed if !root.live.is_empty() => RemovalState::Unlogged,
+            RemovalEnd::Failed => RemovalState::Decided,
+            RemovalEnd::Unknown => RemovalState::Unfinished,
+        };
+        self.set_removal(cid, state);
+    }
+
+    /// Whether this removal of a root's pin is still to be made by this service.
+    pub fn runs_removal(&self, cid: &Cid, number: u64) -> bool {
+        self.removal(cid) == RemovalState::Running(number)
     }
 
     /// Whether a root's pin is being removed from the store. Until that has ended, no worker and no upload uses it.
@@ -68,7 +96,24 @@ impl Index {
 
     /// Whether this service is to remove a root's pin, and does not do so yet.
     pub fn is_removal_decided(&self, cid: &Cid) -> bool {
-        self.removal(cid) == RemovalState::Decided
+        matches!(self.removal(cid), RemovalState::Decided | RemovalState::Unfinished)
+    }
+
+    /// The roots whose removal this service is to repeat until it succeeds.
+    pub fn unfinished_removals(&self) -> Vec<Cid> {
+        self.unfinished_removals.iter().copied().collect()
+    }
+
+    /// The roots whose pins another service was to remove before a time, and that are not known to be removed. That
+    /// service may no longer exist.
+    pub fn removals_elsewhere_since(&self, before_ms: u64) -> Vec<Cid> {
+        self.removals_elsewhere.iter().filter(|(_, since_ms)| **since_ms <= before_ms).map(|(cid, _)| *cid).collect()
+    }
+
+    /// The log had notes of removals when this service started: its own, which a former process may have begun, and
+    /// those of others.
+    pub fn resume_noted(&mut self, cid: &Cid, is_own: bool) {
+        self.set_removal(cid, if is_own { RemovalState::Unfinished } else { RemovalState::Elsewhere });
     }
 
     /// Withdraws the removal of a root's pin that has not begun, if a request needs it again. Returns whether it did.
@@ -86,30 +131,33 @@ impl Index {
         self.unlogged_removals.iter().copied().collect()
     }
 
-    /// The log says that this service is to remove a root's pin.
+    /// The log says that this service is to remove a root's pin. It may take over from another one that has begun.
     pub(super) fn decide_removal(&mut self, cid: &Cid) {
-        if self.removal(cid) != RemovalState::Running {
-            self.set_removal(cid, RemovalState::Decided);
+        match self.removal(cid) {
+            RemovalState::Running(_) | RemovalState::Unfinished => {}
+            RemovalState::Elsewhere => self.set_removal(cid, RemovalState::Unfinished),
+            _ => self.set_removal(cid, RemovalState::Decided),
         }
     }
 
     /// The log says that another service is to remove a root's pin. Until it has done so, the root waits here.
     pub(super) fn remove_elsewhere(&mut self, cid: &Cid) {
         self.set_removal(cid, RemovalState::Elsewhere);
+        // Also if a third service has taken over.
+        let now_ms = self.clock.now_ms();
+        self.removals_elsewhere.insert(*cid, now_ms);
         self.reset(cid);
     }
 
-    /// The log says that a root's pin is not to be removed any more.
+    /// The log says that a root's pin is not to be removed any more. If this service was removing it, another one has
+    /// taken over, and removed it.
     pub(super) fn clear_removal(&mut self, cid: &Cid) {
-        if self.removal(cid) != RemovalState::Running {
-            self.set_removal(cid, RemovalState::None);
-        }
+        self.set_removal(cid, RemovalState::None);
     }
 
-    /// The roots with notes in the log, except those whose pin this service removes.
+    /// The roots with notes in the log.
     pub(super) fn noted_removals(&self) -> impl Iterator<Item = &Cid> {
-        let is_noted = |root: &Root| !matches!(root.removal, RemovalState::None | RemovalState::Running);
-        self.roots.iter().filter(move |(_, root)| is_noted(root)).map(|(cid, _)| cid)
+        self.roots.iter().filter(|(_, root)| root.removal != RemovalState::None).map(|(cid, _)| cid)
     }
 
     fn removal(&self, cid: &Cid) -> RemovalState {
@@ -123,9 +171,14 @@ impl Index {
         let root = self.roots.entry(*cid).or_default();
         root.removal = state;
         root.notify();
+        self.unlogged_removals.remove(cid);
+        self.unfinished_removals.remove(cid);
+        self.removals_elsewhere.remove(cid);
         match state {
             RemovalState::Unlogged => _ = self.unlogged_removals.insert(*cid),
-            _ => _ = self.unlogged_removals.remove(cid),
+            RemovalState::Unfinished => _ = self.unfinished_removals.insert(*cid),
+            RemovalState::Elsewhere => _ = self.removals_elsewhere.insert(*cid, self.clock.now_ms()),
+            RemovalState::None | RemovalState::Decided | RemovalState::Running(_) => {}
         }
         self.requeue(cid);
         self.remove_root_if_unused(cid);

@@ -4,6 +4,7 @@
 //! Goals: every decision is made on the state that the log has when its changes are appended; nothing is visible that
 //! a power failure may undo; own changes and those of others are applied by the same code.
 
+use crate::pinning::clock::whole_millis;
 use crate::pinning::index::{Index, PinOutcome};
 use crate::pinning::record::{self, Orphan, PinChange};
 use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms, progress};
@@ -34,6 +35,9 @@ const PAUSE_FIRST: Duration = Duration::from_millis(5);
 
 /// The longest pause, before jitter.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// How many removals of other services are taken over at once.
+const TAKEN_OVER_MAX: usize = 256;
 
 /// How long a change is decided again: each attempt may read all records.
 const ATTEMPTS_TIME_MAX: Duration = Duration::from_secs(30);
@@ -70,11 +74,14 @@ pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, latest
 }
 
 impl Pins {
-    /// Applies what other services have appended so far. Then repeats removals that failed.
+    /// Applies what other services have appended so far. Then repeats removals that failed, also those of others.
     pub(in crate::pinning) async fn catch_up(self: &Arc<Self>) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         let change = async move {
             pins.commit(|_| Ok((Vec::new(), ()))).await?;
+            pins.take_over_removals().await?;
+            let unfinished = pins.index().unfinished_removals();
+            unfinished.iter().for_each(|root| pins.resume_removal(root));
             for root in mem::take(&mut *pins.left_over()) {
                 let is_decided = pins.index().is_removal_decided(&root);
                 match is_decided {
@@ -85,6 +92,28 @@ impl Pins {
             Ok(())
         };
         self.spawn_worker_change(change).await
+    }
+
+    /// Takes over the removal of pins that other services have not completed for long.
+    async fn take_over_removals(&self) -> Result<(), PinsError> {
+        let after_ms = whole_millis(self.options.removals_taken_over_after);
+        let abandoned = |index: &Index| {
+            let before_ms = index.clock.now_ms().saturating_sub(after_ms);
+            let mut roots = index.removals_elsewhere_since(before_ms);
+            roots.truncate(TAKEN_OVER_MAX);
+            roots
+        };
+        if abandoned(&self.index()).is_empty() {
+            return Ok(());
+        }
+        let decide = |index: &Index| {
+            let roots = abandoned(index);
+            let count = roots.len();
+            Ok((roots.into_iter().map(|root| self.note_of(root)).collect(), count))
+        };
+        let count = self.commit(decide).await?;
+        tracing::info!(count, "the removal of pins is taken over, which other gateways have not completed");
+        Ok(())
     }
 
     /// Decides, appends the changes, and applies them when they are durable. Decides again if others have appended
@@ -256,8 +285,8 @@ impl Pins {
         }
     }
 
-    /// Carries out a removal that this service is to make according to the log; or withdraws it if others have requested
-    /// the root since, and wait. What this service has appended itself is applied.
+    /// Carries out a removal that this service is to make according to the log; or withdraws it if it has not begun, and
+    /// others have requested the root since, and wait. What this service has appended itself is applied.
     fn resume_removal(&self, root: &Cid) {
         let is_to_begin = {
             let mut index = self.index_mut();
@@ -324,8 +353,12 @@ impl Pins {
 
     /// That the pin of a root is to be removed, by this service.
     pub(super) fn removal_of(&self, root: Cid) -> [PinChange; 2] {
+        [self.note_of(root), PinChange::RemoveWork(root)]
+    }
+
+    fn note_of(&self, root: Cid) -> PinChange {
         let removed_by = self.is_shared().then(|| self.name.clone());
-        [PinChange::Orphan(root, Orphan { at_ms: now_ms(), removed_by }), PinChange::RemoveWork(root)]
+        PinChange::Orphan(root, Orphan { at_ms: now_ms(), removed_by })
     }
 
     /// The roots whose pins are to be removed as soon as the log can say so.

@@ -1,7 +1,7 @@
 //! The start of the service: reading the pin metadata store, and reconciling it with the block store.
 
 use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest, millis};
-use crate::pinning::record::{self, PinChange, Records, Work};
+use crate::pinning::record::{self, Orphan, PinChange, Records, Work};
 use crate::pinning::request::{Owner, PinParameters};
 use crate::pinning::service::commit::Attempts;
 use crate::pinning::service::{Pins, PinsError, progress};
@@ -91,11 +91,17 @@ impl Pins {
     ) -> Result<Reconciled, StoreError> {
         let damage = Damage::of(&*self.log, found.unreadable.len());
         let mut changes = match &damage {
+            // The services agree on when they are removed. Until then, nothing of them is stored.
+            None if self.is_shared() => {
+                found.orphans.iter().for_each(|(root, _)| _ = stored.remove(root));
+                Vec::new()
+            }
             None => self.drop_orphans(&found, stored).await?,
             // The record of a later request for the root may be lost. The operator removes what is not needed.
             Some(_) => found.orphans.iter().map(|(root, _)| PinChange::RemoveOrphan(*root)).collect(),
         };
-        let Records { position, format, entries, works, unreadable, .. } = found;
+        let Records { position, format, entries, works, unreadable, orphans } = found;
+        let orphans = if self.is_shared() { orphans } else { Vec::new() };
         let (mut entries, removed, mut lost) = reconcile(entries, stored);
         changes.extend(removed);
         let adopted = self.adopt_pins(&mut entries, stored, damage.is_some(), &mut changes)?;
@@ -105,12 +111,12 @@ impl Pins {
         if format.is_none() {
             records.push(record::put_format()?);
         }
-        Ok(Reconciled { position, entries, works, lost, adopted, damage, changes: records })
+        Ok(Reconciled { position, entries, works, orphans, lost, adopted, damage, changes: records })
     }
 
     /// Shows the state of the start.
     fn show(&self, reconciled: Reconciled, position: LogPosition, stored: &HashMap<Cid, PinSummary>) {
-        let Reconciled { entries, works, lost, adopted, damage, .. } = reconciled;
+        let Reconciled { entries, works, orphans, lost, adopted, damage, .. } = reconciled;
         if let Some(damage) = damage {
             damage.log(&adopted);
             self.metrics.show_damage(self.log.is_read_only());
@@ -131,9 +137,12 @@ impl Pins {
             let work = index.root(&root).map(|root| root.work.clone()).unwrap_or_default();
             index.set_work(&root, Work { lost: true, ..work });
         }
+        for (root, orphan) in orphans {
+            index.resume_noted(&root, orphan.removed_by.as_deref() == Some(&self.name));
+        }
     }
 
-    /// Completes removals of pins that a killed process had begun.
+    /// Completes removals of pins that a killed process had begun, which was the only one.
     async fn drop_orphans(
         &self,
         found: &Records,
@@ -229,6 +238,8 @@ struct Reconciled {
     position: LogPosition,
     entries: Vec<StoredRequest>,
     works: Vec<(Cid, Work)>,
+    /// The notes of removals that the services of a log are to complete.
+    orphans: Vec<(Cid, Orphan)>,
     /// The roots of pins that lost blocks.
     lost: HashSet<Cid>,
     /// The roots of pins that had no request.

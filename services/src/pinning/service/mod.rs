@@ -19,6 +19,11 @@
 //! The store's pin of a root is removed when it is no longer needed. That it is to be removed is written with the
 //! change that decides it, and cleared after the removal, so that a process that is killed in between leaves no pin
 //! without a request.
+//!
+//! Services that share a store agree on removals by the log. While it has the note of one, no service acknowledges the
+//! root as pinned. The note is cleared when the pin is known to be removed, so that what is stored afterwards is another
+//! pin, with another ID. A service that was paused, or whose statement is delayed on its way to the database, removes
+//! only the pin that it found before it last saw its note. If a service does not complete a removal, others take it over.
 
 pub use self::loading::DamageReport;
 
@@ -73,6 +78,9 @@ pub struct PinOptions {
     /// How old a pin without a request has to be to get one, if services share the store: until then, another one may
     /// be making it.
     pub adopted_after: Duration,
+    /// After how long a service takes over the removal of a pin that another one has not completed: it may have stopped
+    /// for good.
+    pub removals_taken_over_after: Duration,
 }
 
 impl Default for PinOptions {
@@ -84,6 +92,7 @@ impl Default for PinOptions {
             retry_first: Duration::from_secs(30),
             retry_max: Duration::from_hours(1),
             adopted_after: Duration::from_hours(24),
+            removals_taken_over_after: Duration::from_secs(60),
         }
     }
 }
@@ -135,8 +144,8 @@ pub struct RemainingQuota {
 /// A slow action after a change: writes of the store, or queues of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pinning) enum FollowUp {
-    /// Removes the store's pin of a root, which [`Index::begin_removal`] has marked.
-    Remove(Cid),
+    /// Removes the store's pin of a root, which [`Index::begin_removal`] has marked, and numbered.
+    Remove(Cid, u64),
     /// Announces a pinned root.
     Announce(Cid),
     /// Removes the store's pin of a root that nothing needs, after the log says so.

@@ -3,7 +3,7 @@
 //! An owner removes its own requests, the operator those of all owners. That a client has the scope for it, `admin` has
 //! checked.
 
-use crate::pinning::index::{Index, PinOutcome, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, RemovalEnd, StoredRequest};
 use crate::pinning::record::PinChange;
 use crate::pinning::service::{FollowUp, Pins, PinsError};
 use cache::StoreError;
@@ -89,8 +89,9 @@ impl Pins {
 
     /// Removes a pin that no worker fetches, as a follow-up.
     pub(in crate::pinning) fn drop_pin(&self, root: &Cid) {
-        if self.index_mut().begin_removal(root) {
-            self.follow_ups().push(FollowUp::Remove(*root));
+        let begun = self.index_mut().begin_removal(root);
+        if let Some(number) = begun {
+            self.follow_ups().push(FollowUp::Remove(*root, number));
         }
     }
 
@@ -102,7 +103,7 @@ impl Pins {
 
     async fn run_follow_up(self: &Arc<Self>, follow_up: FollowUp) {
         match follow_up {
-            FollowUp::Remove(root) => match self.remove_pin(&root).await {
+            FollowUp::Remove(root, number) => match self.remove_pin(&root, number).await {
                 Ok(zstd_file) => {
                     self.withdraw_unneeded(&root).await;
                     if let Some(zstd_file) = zstd_file {
@@ -140,11 +141,15 @@ impl Pins {
     }
 
     /// Removes the store's pin of a root, and returns the zstd file if it was that of a packed file.
-    async fn remove_pin(self: &Arc<Self>, root: &Cid) -> Result<Option<Cid>, StoreError> {
-        let mut removal = RunningRemoval { pins: self, root, is_removed: false };
+    async fn remove_pin(self: &Arc<Self>, root: &Cid, number: u64) -> Result<Option<Cid>, StoreError> {
+        let end = if self.is_shared() { RemovalEnd::Unknown } else { RemovalEnd::Failed };
+        let mut removal = RunningRemoval { pins: self, root, number, end };
         let zstd_file = self.store.zstd_file(root);
-        self.store.remove_pin(root).await?;
-        removal.is_removed = true;
+        match self.is_shared() {
+            true => self.remove_shared_pin(root, number).await?,
+            false => _ = self.store.remove_pin(root).await?,
+        }
+        removal.end = RemovalEnd::Removed;
         drop(removal);
         // The next entry clears the note: that of a change that waits already, or this one.
         let clearing = async {
@@ -159,6 +164,23 @@ impl Pins {
         Ok(zstd_file)
     }
 
+    /// Removes the pin of a root from a store that services share, unless another one has taken the removal over: then
+    /// the pin of that root may be a later one.
+    async fn remove_shared_pin(self: &Arc<Self>, root: &Cid, number: u64) -> Result<(), StoreError> {
+        // First, because this pin is the one to remove if the log still says so afterwards.
+        let found = self.store.pin(root).await?;
+        let (caught_up, _) = self.change(self.commit(|_| Ok((Vec::new(), ())))).await;
+        match caught_up {
+            Err(PinsError::Store(error)) => return Err(error),
+            Err(error) => return Err(StoreError::Io(error.to_string().into())),
+            Ok(()) => {}
+        }
+        if let Some(pin) = found.filter(|_| self.index().runs_removal(root, number)) {
+            self.store.remove_pin_with(root, Some(pin.id)).await?;
+        }
+        Ok(())
+    }
+
     /// Withdraws the announcement of a root, unless it has been pinned again.
     async fn withdraw_unneeded(&self, root: &Cid) {
         if self.index().is_needed(root) {
@@ -171,16 +193,17 @@ impl Pins {
     }
 }
 
-/// A removal of the store's pin of a root. However it ends, the root is available again.
+/// A removal of the store's pin of a root. However it ends, the root is available again, now or after another attempt.
 struct RunningRemoval<'a> {
     pins: &'a Pins,
     root: &'a Cid,
-    is_removed: bool,
+    number: u64,
+    end: RemovalEnd,
 }
 
 impl Drop for RunningRemoval<'_> {
     fn drop(&mut self) {
-        self.pins.index_mut().end_removal(self.root, self.is_removed);
+        self.pins.index_mut().end_removal(self.root, self.number, self.end);
         self.pins.changed();
     }
 }

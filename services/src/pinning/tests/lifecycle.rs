@@ -383,7 +383,7 @@ async fn while_a_pin_is_removed_other_changes_proceed_and_its_root_waits() {
     until("its worker has ended", async || (pins.index().counts().active_roots == 0).then_some(())).await;
     // What a removal does under the lock. The store's part follows below.
     pins.index_mut().remove(&request.id).expect("is there");
-    assert!(pins.index_mut().begin_removal(&root));
+    let number = pins.index_mut().begin_removal(&root).expect("may begin");
     pin(&pins, &other, wanted(&second)).await;
     let again = pins.request(&other, wanted(&first)).await.expect("is accepted");
     assert_eq!(again.status, Status::Queued, "it was complete, and is about to be removed");
@@ -391,7 +391,7 @@ async fn while_a_pin_is_removed_other_changes_proceed_and_its_root_waits() {
     let mut protecting = Box::pin(pins.protect(root));
     assert!(futures::poll!(&mut protecting).is_pending());
     assert_eq!((world.upstream.asked(), world.pinned().await.len()), (asked, 2));
-    pins.follow_up(FollowUp::Remove(root)).await;
+    pins.follow_up(FollowUp::Remove(root, number)).await;
     let _protection = protecting.await;
     becomes(&pins, &again, Status::Pinned).await;
     assert_eq!(world.upstream.asked(), asked + 5, "all of it was gone, and is fetched again");

@@ -110,14 +110,14 @@ async fn a_removal_that_the_store_fails_is_completed_or_withdrawn() {
             let mut removing = HeldChange::queue(&pins, Some(Arc::clone(&request.id)));
             removing.commit().await;
             // What follows from the change is done below.
-            assert_eq!(std::mem::take(&mut *pins.follow_ups()), [FollowUp::Remove(request.root)]);
+            assert_eq!(std::mem::take(&mut *pins.follow_ups()), [FollowUp::Remove(request.root, 1)]);
             removing.end().await.expect("removes");
             if requests_again {
                 let again = pins.request(&owner("bob"), wanted(&blocks)).await.expect("is asked for");
                 assert_eq!(again.status, Status::Queued);
             }
             site.world.store.close().await.expect("closes");
-            pins.follow_up(FollowUp::Remove(request.root)).await;
+            pins.follow_up(FollowUp::Remove(request.root, 1)).await;
             let is_removing = |index: &Index| index.is_removing(&request.root);
             assert!(!is_removing(&pins.index()), "the root is available");
             assert_eq!(requests(&site).len(), usize::from(requests_again));

@@ -1,6 +1,6 @@
 //! The index compared with a simple model of the same requests.
 
-use crate::pinning::index::{Batch, Counts, Index, PinOutcome, StoredRequest};
+use crate::pinning::index::{Batch, Counts, Index, PinOutcome, RemovalEnd, StoredRequest};
 use crate::pinning::record::{PinChange, Work};
 use crate::pinning::{PinParameters, Progress};
 use content::{Block, Cid};
@@ -116,6 +116,7 @@ proptest! {
         let roots = roots();
         let (mut index, mut entries) = (Index::default(), Vec::<StoredRequest>::new());
         let (mut progress, mut active, mut removing, mut number) = ([0; 4], BTreeSet::new(), BTreeSet::new(), 0);
+        let mut numbers = [0; 4];
         for step in steps {
             match step {
                 Step::Insert { owner, root, outcome: becomes, keeps } => {
@@ -164,14 +165,17 @@ proptest! {
                 Step::BeginRemoval(root) => {
                     let cid = roots[root];
                     let begins = !index.is_needed(&cid) && !active.contains(&cid) && !removing.contains(&cid);
-                    prop_assert_eq!(index.begin_removal(&cid), begins);
+                    let number = index.begin_removal(&cid);
+                    prop_assert_eq!(number.is_some(), begins);
+                    numbers[root] = number.unwrap_or(numbers[root]);
                     if begins {
                         removing.insert(cid);
                         progress[root] = 0;
                     }
                 }
                 Step::EndRemoval(root, is_removed) if removing.remove(&roots[root]) => {
-                    index.end_removal(&roots[root], is_removed);
+                    let end = if is_removed { RemovalEnd::Removed } else { RemovalEnd::Failed };
+                    index.end_removal(&roots[root], numbers[root], end);
                 }
                 Step::End(root) if active.remove(&roots[root]) => index.end_work(&roots[root]),
                 _ => {}

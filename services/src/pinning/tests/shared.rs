@@ -2,7 +2,7 @@
 
 use crate::pinning::coordination::{Coordination, SingleService};
 use crate::pinning::fetch::FetchError;
-use crate::pinning::index::{Index, PinOutcome, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, RemovalEnd, StoredRequest};
 use crate::pinning::record::{self, PinChange};
 use crate::pinning::tests::*;
 use crate::pinning::workers::Attempted;
@@ -10,7 +10,7 @@ use crate::pinning::{Meta, QuotaUsage};
 use crate::test_log::Connection;
 pub use crate::test_log::Fault;
 use cache::metadata_store::Change;
-use cache::{PinError, PinState, PinSummary, StoreError};
+use cache::{BlockStore, PinError, PinState, PinSummary, StoreError};
 use futures::future::join_all;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,8 +39,14 @@ pub struct Site {
 
 impl Site {
     async fn new(count: usize, entries_bytes_max: usize) -> Self {
+        Self::taking_over(count, entries_bytes_max, Duration::from_hours(1)).await
+    }
+
+    /// Services that take over removals which others have not completed for so long.
+    async fn taking_over(count: usize, entries_bytes_max: usize, removals_taken_over_after: Duration) -> Self {
         let mut world = World::new();
         world.register = world.register.shared(entries_bytes_max);
+        world.options.removals_taken_over_after = removals_taken_over_after;
         Self::of(world, count).await
     }
 
@@ -59,16 +65,13 @@ impl Site {
         Self { world, connections, services }
     }
 
+    /// Starts a service that does not know anything.
+    async fn start(&self) -> Arc<Pins> {
+        Connection::new(&self.world.register).start(&self.world).await.expect("starts")
+    }
+
     pub async fn store(&self, blocks: &[Block]) -> PinSummary {
-        loop {
-            let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
-            match self.world.store.pin_recursive(*blocks[0].cid(), None, supply).await {
-                Ok(summary) => return summary,
-                // By a service whose removal has begun before.
-                Err(PinError::Removed { .. }) => {}
-                Err(error) => panic!("pins: {error}"),
-            }
-        }
+        store(&self.world.store, blocks).await
     }
 
     /// Ends an attempt of a service to fetch a DAG, successfully.
@@ -141,6 +144,18 @@ impl Site {
             }
         }
         entries
+    }
+}
+
+async fn store(store: &Arc<dyn BlockStore>, blocks: &[Block]) -> PinSummary {
+    loop {
+        let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
+        match store.pin_recursive(*blocks[0].cid(), None, supply).await {
+            Ok(summary) => return summary,
+            // By a service whose removal has begun before.
+            Err(PinError::Removed { .. }) => {}
+            Err(error) => panic!("pins: {error}"),
+        }
     }
 }
 
@@ -537,9 +552,14 @@ async fn a_removal_elsewhere_is_noticed_while_an_own_one_ends() {
     let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
     site.complete(0, &dags[0]).await.expect("is pinned");
     let removing = HeldChange::queue(one, Some(Arc::clone(&request.id)));
-    // It has the lock before what follows from the removal, which waits for it.
-    let mut next = HeldChange::queue(one, None);
+    // It has the lock before what follows from the removal.
+    let mut first = HeldChange::queue(one, None);
     removing.end().await.expect("removes");
+    first.begin().await;
+    // What follows waits for the lock, and the next change after it.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let mut next = HeldChange::queue(one, None);
+    first.end().await.expect("ends");
     next.begin().await;
     let is_removed = async || (!one.index().unlogged_removals().is_empty()).then_some(());
     until("the pin is removed", is_removed).await;
@@ -555,6 +575,82 @@ async fn a_removal_elsewhere_is_noticed_while_an_own_one_ends() {
     site.agrees().await;
     site.complete(0, &dags[0]).await.expect("is settled");
     assert!(matches!(&site.agrees().await[..], [entry] if entry.outcome == PinOutcome::Pinned));
+}
+
+/// A service decides to remove a pin, and is paused. Another one removes it, and pins the root again.
+#[tokio::test]
+async fn a_removal_that_was_delayed_does_not_remove_a_later_pin() {
+    for (bytes_max, at_start) in ENTRIES_BYTES_MAX.into_iter().flat_map(|max| [(max, false), (max, true)]) {
+        let site = Site::taking_over(2, bytes_max, Duration::ZERO).await;
+        let (dags, alice) = (dags(), owner("alice"));
+        let request = site.services[0].request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        site.complete(0, &dags[0]).await.expect("is pinned");
+        site.connections[0].fail(Fault::AnswerIsLost);
+        assert!(site.services[0].remove("alice", &request.id).await.is_err(), "the removal is decided");
+        let other = if at_start { &site.start().await } else { &site.services[1] };
+        let again = other.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        assert_eq!(again.status, Status::Queued);
+        let removed = async || {
+            other.catch_up().await.expect("catches up");
+            (site.world.pinned().await.is_empty() && !other.follows_up()).then_some(())
+        };
+        until("the removal is taken over", removed).await;
+        other.record(&alice, again.root, None, Meta::new()).await.expect_err("nothing is stored");
+        site.store(&dags[0]).await;
+        other.record(&alice, again.root, None, Meta::new()).await.expect("is pinned again");
+        // It learns all that at once.
+        site.services[0].catch_up().await.expect("catches up");
+        assert_eq!(site.agrees().await.len(), 2);
+        assert_eq!(site.world.pinned().await, [again.root]);
+    }
+}
+
+/// The store fails to answer whether it has removed a pin. The root is requested again meanwhile.
+#[tokio::test]
+async fn a_removal_whose_outcome_is_unknown_is_repeated_before_the_root_is_used() {
+    let site = Site::new(2, 1 << 20).await;
+    let (dags, alice) = (dags(), owner("alice"));
+    let [one, other] = [&site.services[0], &site.services[1]];
+    let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    site.complete(0, &dags[0]).await.expect("is pinned");
+    site.connections[0].fail(Fault::AnswerIsLost);
+    assert!(one.remove("alice", &request.id).await.is_err(), "the removal is decided");
+    let protection = one.protect(request.root).await;
+    one.catch_up().await.expect("catches up, and waits for the protected pin");
+    drop(protection);
+    let number = one.index_mut().begin_removal(&request.root).expect("may begin");
+    one.index_mut().end_removal(&request.root, number, RemovalEnd::Unknown);
+    for pins in [one, other] {
+        let again = pins.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+        assert_eq!(again.status, Status::Queued, "its pin may be removed at any time");
+        let now_ms = pins.index().clock.now_ms();
+        assert_eq!(pins.index_mut().take_next(now_ms, 4), None, "it waits");
+    }
+    site.settles().await;
+    assert_eq!(site.world.pinned().await, [], "it was removed first");
+    site.complete(1, &dags[0]).await.expect("is pinned");
+    let entries = site.agrees().await;
+    assert!(entries.len() == 2 && entries.iter().all(|entry| entry.outcome == PinOutcome::Pinned), "{entries:?}");
+}
+
+/// Nothing changes until others take over, or the service starts again under its name.
+#[tokio::test]
+async fn a_start_leaves_removals_to_those_that_make_them() {
+    let mut site = Site::new(1, 1 << 20).await;
+    let (dags, alice) = (dags(), owner("alice"));
+    let one = Arc::clone(&site.services[0]);
+    let request = one.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    site.complete(0, &dags[0]).await.expect("is pinned");
+    site.connections[0].fail(Fault::AnswerIsLost);
+    assert!(one.remove("alice", &request.id).await.is_err(), "the removal is decided");
+    let again = site.start().await;
+    again.catch_up().await.expect("catches up");
+    let request = again.request(&alice, wanted(&dags[0])).await.expect("is asked for");
+    assert_eq!((request.status, site.world.pinned().await), (Status::Queued, vec![request.root]));
+    site.world.options.removals_taken_over_after = Duration::ZERO;
+    site.services.push(site.start().await);
+    site.settles().await;
+    assert_eq!(site.world.pinned().await, []);
 }
 
 /// A later release changes records in a way that this one does not know.
@@ -719,6 +815,9 @@ enum Step {
     Commit,
     /// What follows from earlier changes is done, except what waits for a change.
     Settle,
+    /// The service is replaced by another one. It has been killed; or only paused: what follows from its changes may still
+    /// be carried out, at any time. Where none takes over its removals, that is left out.
+    Replace,
     Fault(Fault),
 }
 
@@ -742,6 +841,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::CatchUp),
         3 => proptest::option::weighted(0.6, 0..8_usize).prop_map(Step::Hold),
         3 => Just(Step::Commit),
+        1 => Just(Step::Replace),
         1 => Just(Step::Fault(Fault::None)),
         1 => Just(Step::Fault(Fault::Fails)),
         2 => Just(Step::Fault(Fault::AnswerIsLost)),
@@ -795,6 +895,9 @@ impl Told {
 
 const PINS_MAX: u64 = 5;
 
+/// After how long removals are taken over: never, or as soon as a service looks.
+const TAKEN_OVER_AFTER: [Duration; 2] = [Duration::from_hours(1), Duration::ZERO];
+
 /// How long a step may take, on a busy machine.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -803,7 +906,7 @@ const UPLOAD_WAITS: Duration = Duration::from_millis(50);
 
 /// A run of a random history.
 struct Run<'a> {
-    site: &'a Site,
+    site: &'a mut Site,
     dags: Vec<Vec<Block>>,
     owners: [Owner; 2],
     told: Told,
@@ -816,7 +919,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(site: &'a Site) -> Self {
+    fn new(site: &'a mut Site) -> Self {
         let owners = ["alice", "bob"].map(|name| Owner { pins_max: Some(PINS_MAX), ..owner(name) });
         let workers = site.services.iter().map(|_| BTreeMap::new()).collect();
         let held = site.services.iter().map(|_| None).collect();
@@ -835,7 +938,7 @@ impl<'a> Run<'a> {
     }
 
     async fn take(&mut self, at: usize, step: Step) {
-        let pins = &self.site.services[at];
+        let pins = Arc::clone(&self.site.services[at]);
         match step {
             Step::Hold(removed) => return self.hold(at, removed).await,
             Step::Commit => {
@@ -881,8 +984,19 @@ impl<'a> Run<'a> {
             }
             // It may have something to append.
             Step::CatchUp => _ = pins.catch_up().await,
+            Step::Replace => self.replace(at).await,
             Step::Hold(_) | Step::Commit | Step::Settle | Step::Fault(_) => {}
         }
+    }
+
+    async fn replace(&mut self, at: usize) {
+        if self.site.world.options.removals_taken_over_after > Duration::from_mins(1) {
+            return;
+        }
+        self.workers[at].clear();
+        let connection = Connection::new(&self.site.world.register);
+        self.site.services[at] = connection.start(&self.site.world).await.expect("starts");
+        self.site.connections[at] = connection;
     }
 
     async fn request(&mut self, at: usize, owner: usize, root: usize, replaces: Option<usize>) {
@@ -902,7 +1016,7 @@ impl<'a> Run<'a> {
     /// which waits for a change that is delayed, that change ends.
     async fn upload(&mut self, at: usize, owner: Option<usize>, root: usize) {
         let owned = owner.map(|owner| self.owners[owner].clone());
-        let uploading = upload(self.site, Arc::clone(&self.site.services[at]), owned, self.dags[root].clone());
+        let uploading = upload(Arc::clone(&self.site.services[at]), owned, self.dags[root].clone());
         let mut uploading = pin!(uploading);
         let uploaded = match tokio::time::timeout(UPLOAD_WAITS, &mut uploading).await {
             Ok(uploaded) => uploaded,
@@ -964,10 +1078,10 @@ enum Uploaded {
     NotRemoved,
 }
 
-async fn upload(site: &Site, pins: Arc<Pins>, owner: Option<Owner>, blocks: Vec<Block>) -> Uploaded {
+async fn upload(pins: Arc<Pins>, owner: Option<Owner>, blocks: Vec<Block>) -> Uploaded {
     let root = *blocks[0].cid();
     let protection = pins.protect(root).await;
-    site.store(&blocks).await;
+    store(&pins.store, &blocks).await;
     if let Some(owner) = owner
         && let Ok(request) = pins.record(&owner, root, None, Meta::new()).await
     {
@@ -1005,10 +1119,12 @@ proptest! {
         bytes_max in proptest::sample::select(&ENTRIES_BYTES_MAX[..]),
         steps in proptest::collection::vec((0..2_usize, steps()), 0..40),
         third in proptest::collection::vec(any::<bool>(), 40),
+        taken_over_after in proptest::sample::select(&TAKEN_OVER_AFTER[..]),
     ) {
         runtime().block_on(async {
-            let site = Site::new(count, bytes_max).await;
-            let mut run = Run::new(&site);
+            let mut site = Site::taking_over(count, bytes_max, taken_over_after).await;
+            site.world.options.adopted_after = Duration::from_hours(1);
+            let mut run = Run::new(&mut site);
             for ((at, steps), third) in steps.into_iter().zip(third) {
                 for step in steps {
                     // The third service, if there is one, takes some of the steps.
@@ -1016,6 +1132,11 @@ proptest! {
                 }
             }
             let told = run.end().await;
+            if taken_over_after.is_zero() {
+                // What a service has stored that was replaced is the operator's, as in time it will be.
+                site.world.options.adopted_after = Duration::ZERO;
+                site.start().await;
+            }
             check_told(&told, &site.agrees().await);
         });
     }
@@ -1026,7 +1147,7 @@ proptest! {
     ) {
         runtime().block_on(async {
             let mut site = Site::single(World::new()).await;
-            let mut run = Run::new(&site);
+            let mut run = Run::new(&mut site);
             for step in steps.into_iter().flatten() {
                 // What it has not written, it does not find in the log.
                 let step = if matches!(step, Step::Fault(Fault::AnswerIsLost)) { Step::Fault(Fault::Fails) } else { step };

@@ -314,9 +314,10 @@ impl State {
         }
     }
 
-    fn remove_pin(&mut self, root: &Cid) -> bool {
-        let pin = self.pins.values_mut().find(|pin| pin.root == *root && !pin.removed);
-        pin.map(|pin| pin.removed = true).is_some()
+    fn remove_pin(&mut self, root: &Cid, id: Option<u64>) -> bool {
+        let is_that =
+            |(found, pin): &(&u64, &mut Pin)| pin.root == *root && !pin.removed && id.is_none_or(|id| id == **found);
+        self.pins.iter_mut().find(is_that).map(|(_, pin)| pin.removed = true).is_some()
     }
 
     fn release_members(&mut self, max: usize) -> bool {
@@ -507,8 +508,8 @@ impl BlockIndex for SimulatedIndex {
         self.ask(move |state| state.finish_pin(attempt))
     }
 
-    fn remove_pin(&self, root: Cid) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.ask(move |state| state.remove_pin(&root))
+    fn remove_pin(&self, root: Cid, id: Option<u64>) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.ask(move |state| state.remove_pin(&root, id))
     }
 
     fn release_members(&self, members_max: u32) -> BoxFuture<'_, Result<bool, StoreError>> {

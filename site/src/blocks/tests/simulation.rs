@@ -105,7 +105,7 @@ fn work(shared: SharedBlocks, random: &mut Random, pinned: Arc<AtomicUsize>) -> 
                     pinned.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            40..55 => _ = shared.remove_pin(root(number)).await,
+            40..55 => _ = shared.remove_pin(root(number), None).await,
             55..65 => while let Ok(true) = shared.release_members().await {},
             65..72 => _ = shared.put(vec![block(number)], None).await,
             72..80 => _ = read(&shared, number).await,
@@ -272,7 +272,7 @@ impl Simulation {
         // Without pins nothing is left.
         Self::complete(&self.services, async {
             for number in 0..BLOCKS {
-                shared.remove_pin(root(number)).await.expect("is removed");
+                shared.remove_pin(root(number), None).await.expect("is removed");
             }
             while shared.release_members().await.expect("releases") {}
             shared.evict(0, usize::MAX).await.expect("evicts");

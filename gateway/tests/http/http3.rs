@@ -290,19 +290,27 @@ async fn one_client_has_a_limit_of_requests_over_all_its_streams() {
 #[tokio::test]
 async fn a_client_has_a_limit_of_connections() {
     let site = site(&[], |setup| setup.http.client_connections_max = 2).await;
-    let mut connections = vec![Http3::connect(&site).await, Http3::connect(&site).await];
-    for connection in &mut connections {
+    let mut connections = Vec::new();
+    for _ in 0..3 {
+        // Others are idle when their client has acknowledged what they have received.
+        let mut connection = Http3::connect_when_accepted(&site).await;
         assert_eq!(connection.body("/healthz").await.expect("answers"), b"ok\n");
+        connections.push(connection);
     }
-    // Another one replaces the one that is idle for longest.
-    let mut third = Http3::connect(&site).await;
-    assert_eq!(third.body("/healthz").await.expect("answers"), b"ok\n");
-    assert_eq!(connections.remove(0).ended().await, Some(Code::H3_NO_ERROR.value()));
+    // The third one has replaced one of them, and that over TCP the next.
+    assert_eq!(closed_one(&mut connections).await.ended().await, Some(Code::H3_NO_ERROR.value()));
     let http2 = site.encrypted().client().build().expect("a client");
     let response = http2.get(site.encrypted().url("/healthz")).send().await.expect("answers");
     assert_eq!(response.status(), StatusCode::OK);
-    assert_eq!(connections.remove(0).ended().await, Some(Code::H3_NO_ERROR.value()));
-    assert_eq!(third.body("/healthz").await.expect("stays"), b"ok\n");
+    assert_eq!(closed_one(&mut connections).await.ended().await, Some(Code::H3_NO_ERROR.value()));
+    assert_eq!(connections.remove(0).body("/healthz").await.expect("stays"), b"ok\n");
+}
+
+/// Takes the connection that is closed, as soon as there is one.
+async fn closed_one(connections: &mut Vec<Http3>) -> Http3 {
+    until(|| connections.iter().any(Http3::is_closed), "one to be closed").await;
+    let closed = connections.iter().position(Http3::is_closed).expect("one");
+    connections.remove(closed)
 }
 
 #[tokio::test]

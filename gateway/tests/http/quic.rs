@@ -11,7 +11,7 @@ use quinn::{ClientConfig, Endpoint, TransportConfig, VarInt};
 use rustls::version::TLS13;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// A stream of `h3`, after its request.
@@ -49,7 +49,21 @@ impl Http3 {
     }
 
     pub async fn connect_with(encrypted: &Encrypted, set: impl FnOnce(&mut TransportConfig)) -> Self {
-        let (endpoint, quic) = connect_quic(encrypted, encrypted.address, set).await.expect("shakes hands");
+        Self::begin_with(connect_quic(encrypted, encrypted.address, set).await.expect("shakes hands")).await
+    }
+
+    /// Connects as soon as the server accepts another connection.
+    pub async fn connect_when_accepted(site: &Site) -> Self {
+        let begun = Instant::now();
+        loop {
+            match connect_quic(site.encrypted(), site.encrypted().address, |_| {}).await {
+                Ok(connected) => return Self::begin_with(connected).await,
+                Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            }
+        }
+    }
+
+    async fn begin_with((endpoint, quic): (Endpoint, quinn::Connection)) -> Self {
         let connection = h3_quinn::Connection::new(quic.clone());
         let (mut connection, requests) = h3::client::new(connection).await.expect("begins");
         let driver = tokio::spawn(async move { connection.wait_idle().await });
@@ -81,6 +95,10 @@ impl Http3 {
     pub async fn body(&mut self, path: &str) -> Result<Vec<u8>, StreamError> {
         let (_, stream) = self.get(path).await?;
         read(stream).await
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.quic.close_reason().is_some()
     }
 
     /// Waits for the end of the connection; returns the code that the server gave.

@@ -6,18 +6,18 @@ use crate::engines::support::Postgres;
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::haproxy::{HaProxy, shipped};
 use crate::support::metrics::Metrics;
-use crate::support::nginx::free_address;
+use crate::support::nginx::{Nginx, free_address, shipped_site};
 use crate::support::noise::Noise;
 use crate::support::{assert_same_bytes, client, eventually};
-use crate::uploads::{PIECE, tus};
+use crate::uploads::{PIECE, tus, tus_at};
 use bytes::Bytes;
 use futures::future::join_all;
 use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -580,57 +580,165 @@ async fn without_the_storage_a_gateway_says_so_and_nothing_is_acknowledged() {
     node.stop().await;
 }
 
-/// Requests go to the gateways that are left, behind the shipped configuration of HAProxy.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_is_killed_behind_haproxy_costs_no_request() {
-    let (site, dirs, proxy_dir) = (Site::new().await, [folder(), folder()], folder());
-    let launch = |dir: &TempDir| site.gateway(dir.path()).set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1");
-    let (mut one, other) = (launch(&dirs[0]).start().await, launch(&dirs[1]).start().await);
-    let mut files = Vec::new();
-    for number in 0..16 {
-        let content = Noise::bytes(100 + number, 4_000);
-        let (cid, _) = upload(&one, &content).await.expect("is stored");
-        other.expect(&format!("/ipfs/{cid}"), &content).await;
-        files.push((cid, content));
+/// The host and the port of a URL.
+fn authority(url: &str) -> String {
+    url.trim_start_matches("http://").trim_end_matches('/').to_owned()
+}
+
+/// A gateway that trusts a proxy on this machine.
+fn behind_proxy(site: &Site, dir: &TempDir) -> Launch {
+    site.gateway(dir.path()).set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1")
+}
+
+/// Two gateways that have the same files, for a proxy in front of them.
+struct Balanced {
+    one: Causeway,
+    other: Causeway,
+    files: Vec<(String, Vec<u8>)>,
+    _site: Site,
+    _dirs: [TempDir; 2],
+}
+
+impl Balanced {
+    async fn start() -> Self {
+        let (site, dirs) = (Site::new().await, [folder(), folder()]);
+        let (one, other) = (behind_proxy(&site, &dirs[0]).start().await, behind_proxy(&site, &dirs[1]).start().await);
+        let mut files = Vec::new();
+        for number in 0..16 {
+            let content = Noise::bytes(100 + number, 4_000);
+            let (cid, _) = upload(&one, &content).await.expect("is stored");
+            other.expect(&format!("/ipfs/{cid}"), &content).await;
+            files.push((cid, content));
+        }
+        Self { one, other, files, _site: site, _dirs: dirs }
     }
-    let [first, second] = [&one, &other].map(|node| node.url("").trim_start_matches("http://").to_owned());
-    let listens = free_address();
-    let _haproxy = HaProxy::start(proxy_dir.path(), &shipped(listens, &[&first, &second]), listens).await;
-    let files = Arc::new(files);
-    let ask = async |client: &reqwest::Client, number: usize| {
-        let (cid, content) = &files[number % files.len()];
-        let answer =
-            client.get(format!("http://{listens}/ipfs/{cid}")).send().await.map_err(|error| error.to_string())?;
+
+    /// Asks the proxy at an address for a file.
+    async fn ask(&self, client: &reqwest::Client, proxy: SocketAddr, number: usize) -> Result<(), String> {
+        let (cid, content) = &self.files[number % self.files.len()];
+        let answer = client.get(format!("http://{proxy}/ipfs/{cid}")).send().await;
+        let answer = answer.map_err(|error| error.to_string())?;
         let status = answer.status().as_u16();
         let body = answer.bytes().await.map_err(|error| error.to_string())?;
         if status == 200 && body == *content { Ok(()) } else { Err(format!("{status}, {} bytes", body.len())) }
-    };
-    let shared = client();
-    eventually("HAProxy finds the gateways", TIMEOUT, async || ask(&shared, 0).await).await;
-    let served = async |node: &Causeway| node.metrics().await.hits("ram") + node.metrics().await.hits("disk");
-    let before = served(&one).await;
-    let (answers, killed) = (AtomicU64::new(0), AtomicBool::new(false));
-    let asking = async |worker: usize| {
-        // Some are asked after its end.
-        let (mut number, mut asked_after) = (0, 0);
-        while asked_after < 200 {
-            asked_after += usize::from(killed.load(Ordering::Relaxed));
-            number += 1;
-            ask(&shared, worker + number).await.unwrap_or_else(|error| panic!("request {number}: {error}"));
-            answers.fetch_add(1, Ordering::Relaxed);
-        }
-    };
+    }
+
+    /// Kills a gateway while the proxy at an address is asked for files: all of them are served.
+    async fn check_that_a_kill_costs_no_request(&mut self, proxy: SocketAddr) {
+        let shared = client();
+        eventually("the proxy finds the gateways", TIMEOUT, async || self.ask(&shared, proxy, 0).await).await;
+        let served = async |node: &Causeway| node.metrics().await.hits("ram") + node.metrics().await.hits("disk");
+        let before = served(&self.one).await;
+        let (answers, killed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let asking = async |worker: usize| {
+            // Some are asked after its end.
+            let (mut number, mut asked_after) = (0, 0);
+            while asked_after < 200 {
+                asked_after += usize::from(killed.load(Ordering::Relaxed));
+                number += 1;
+                let answer = self.ask(&shared, proxy, worker + number).await;
+                answer.unwrap_or_else(|error| panic!("request {number}: {error}"));
+                answers.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let killing = async {
+            eventually("many are answered", TIMEOUT, async || {
+                let count = answers.load(Ordering::Relaxed);
+                if count >= 100 && served(&self.one).await > before { Ok(()) } else { Err(count) }
+            })
+            .await;
+            self.one.process.signal(Signal::SIGKILL);
+            killed.store(true, Ordering::Relaxed);
+        };
+        tokio::join!(killing, asking(0), asking(5), asking(11), asking(13));
+        self.one.process.ended(TIMEOUT).await;
+    }
+}
+
+/// Requests go to the gateways that are left, behind the shipped configuration of HAProxy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_is_killed_behind_haproxy_costs_no_request() {
+    let (mut gateways, proxy_dir, listens) = (Balanced::start().await, folder(), free_address());
+    let [first, second] = [&gateways.one, &gateways.other].map(|node| authority(&node.url("")));
+    let _haproxy = HaProxy::start(proxy_dir.path(), &shipped(listens, &[&first, &second]), listens).await;
+    gateways.check_that_a_kill_costs_no_request(listens).await;
+    gateways.other.stop().await;
+}
+
+/// The same behind the shipped configuration of nginx, which answers 503 when no gateway is left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_is_killed_behind_nginx_costs_no_request() {
+    let (mut gateways, proxy_dir, listens) = (Balanced::start().await, folder(), free_address());
+    let addresses =
+        [&gateways.one, &gateways.other].map(|node| (authority(&node.url("")), authority(node.admin_url())));
+    let addresses = addresses.each_ref().map(|(public, admin)| (&**public, &**admin));
+    let _nginx = Nginx::start(proxy_dir.path(), &shipped_site(listens, free_address(), addresses), listens).await;
+    gateways.check_that_a_kill_costs_no_request(listens).await;
+    let url = format!("http://{listens}/ipfs/{}", gateways.files[0].0);
+    gateways.other.stop().await;
+    let answer = client().get(url).send().await.expect("is answered");
+    assert_eq!(answer.status(), 503);
+    assert_eq!(answer.headers()["retry-after"], "5");
+}
+
+/// A gateway is killed while it receives an upload through nginx, which does not repeat the request. The client
+/// continues at another gateway.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_behind_nginx_continues_at_another_gateway() {
+    const SENT: usize = 6_000_000;
+    let (site, dirs, proxy_dir) = (Site::new().await, [folder(), folder()], folder());
+    let [public, admin, other_public, other_admin] = [(); 4].map(|()| free_address());
+    let mut one = behind_proxy(&site, &dirs[0]).start().await;
+    // It is started later, so that the first one has the upload.
+    let other = behind_proxy(&site, &dirs[1]).http_listen(other_public).admin_listen(other_admin);
+    let (first, first_admin) = (authority(&one.url("")), authority(one.admin_url()));
+    let (second, second_admin) = (other_public.to_string(), other_admin.to_string());
+    let configuration = shipped_site(public, admin, [(&first, &first_admin), (&second, &second_admin)]);
+    let _nginx = Nginx::start(proxy_dir.path(), &configuration, admin).await;
+    let url = format!("http://{admin}");
+    let content = Noise::bytes(58, 12_000_000);
+    let length = content.len().to_string();
+    let headers = [("upload-length", &*length)];
+    let created = tus_at(&url, "POST", "/api/v1/uploads?pin-name=balanced", &headers, "").await.expect("is answered");
+    assert_eq!(created.0, 201, "{created:?}");
+    let path = created.2;
+
+    let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(1);
+    let body = futures::stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
+    let headers = [("upload-offset", "0"), PIECE];
+    let sending = tus_at(&url, "PATCH", &path, &headers, reqwest::Body::wrap_stream(body));
     let killing = async {
-        eventually("many are answered", TIMEOUT, async || {
-            let count = answers.load(Ordering::Relaxed);
-            if count >= 100 && served(&one).await > before { Ok(()) } else { Err(count) }
+        sender.send(Ok(Bytes::copy_from_slice(&content[..SENT]))).await.expect("is sent");
+        let received = format!("SELECT received::text FROM \"causeway_{NAME}\".upload");
+        eventually("a part is stored while the rest is sent", TIMEOUT, async || {
+            match site.database.sql(&received).await {
+                Ok(rows) if rows.iter().any(|bytes| bytes != "0") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
         })
         .await;
+        let other = other.start().await;
         one.process.signal(Signal::SIGKILL);
-        killed.store(true, Ordering::Relaxed);
+        other
     };
-    tokio::join!(killing, asking(0), asking(5), asking(11), asking(13));
+    let (interrupted, other) = tokio::join!(sending, killing);
+    assert_eq!(interrupted.expect("nginx answers").0, 502, "it is not repeated");
+    drop(sender);
     one.process.ended(TIMEOUT).await;
+
+    let offset = eventually("another gateway has the upload", TIMEOUT, async || {
+        match tus_at(&url, "HEAD", &path, &[], "").await {
+            Ok((200, Some(offset), _)) => Ok(offset),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    let offset = usize::try_from(offset.await).expect("fits");
+    assert!((1..=SENT).contains(&offset), "{offset}");
+    let (text, rest) = (offset.to_string(), content[offset..].to_vec());
+    let last = tus_at(&url, "PATCH", &path, &[("upload-offset", &text), PIECE], rest).await.expect("is answered");
+    assert_eq!((last.0, last.1), (204, Some(content.len() as u64)));
+    expect_streamed(format!("http://{public}{}", last.2), &content).await;
+    until_no_upload_parts(&site.database).await;
     other.stop().await;
 }
 

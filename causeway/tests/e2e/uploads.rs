@@ -301,7 +301,18 @@ pub async fn tus(
     headers: &[(&str, &str)],
     body: impl Into<reqwest::Body>,
 ) -> Result<(u16, Option<u64>, String), reqwest::Error> {
-    let url = format!("{}{path}", node.admin_url());
+    tus_at(node.admin_url(), method, path, headers, body).await
+}
+
+/// The same, to the admin listener at a URL.
+pub async fn tus_at(
+    admin: &str,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<reqwest::Body>,
+) -> Result<(u16, Option<u64>, String), reqwest::Error> {
+    let url = format!("{admin}{path}");
     let request = client().request(method.parse().expect("a method"), url).bearer_auth(TOKEN).body(body);
     let request = headers
         .iter()

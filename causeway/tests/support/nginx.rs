@@ -44,6 +44,28 @@ pub fn shipped(upstream: &str, (listen, tls): (SocketAddr, bool), refresh: Socke
         .replace("/var/cache/nginx/causeway", &dir.join("cache").display().to_string())
 }
 
+/// A gateway of a site behind nginx: the addresses of its public and of its admin listener.
+pub type SiteGateway<'a> = (&'a str, &'a str);
+
+/// The shipped configuration for a site (`deploy/nginx/causeway-site.conf`) for this machine: without TLS, for clients
+/// that connect to `public` and to `admin`, in front of two gateways.
+pub fn shipped_site(public: SocketAddr, admin: SocketAddr, gateways: [SiteGateway<'_>; 2]) -> String {
+    let shipped = include_str!("../../../deploy/nginx/causeway-site.conf");
+    let listens = [("listen 443 ssl http2;", public), ("listen 8443 ssl http2;", admin)];
+    assert!(listens.iter().all(|(listen, _)| shipped.contains(listen)), "the configuration has changed");
+    let is_kept = |line: &&str| !["listen [::]", "ssl_", "server 10.0.0.3:"].iter().any(|part| line.contains(part));
+    let kept: String = shipped.lines().filter(is_kept).map(|line| format!("{line}\n")).collect();
+    let [(one, one_admin), (other, other_admin)] = gateways;
+    let addresses = [
+        ("10.0.0.1:8080", one),
+        ("10.0.0.1:8081", one_admin),
+        ("10.0.0.2:8080", other),
+        ("10.0.0.2:8081", other_admin),
+    ];
+    let kept = addresses.iter().fold(kept, |kept, (shipped, address)| kept.replace(shipped, address));
+    listens.iter().fold(kept, |kept, (shipped, address)| kept.replace(shipped, &format!("listen {address};")))
+}
+
 /// A running nginx. Dropping it ends it.
 pub struct Nginx {
     process: Process,

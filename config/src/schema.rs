@@ -41,8 +41,7 @@ pub struct Config {
     pub cache: Cache,
     /// Pinning: fetching DAGs and keeping them permanently.
     pub pinning: Pinning,
-    /// Several gateways as one: they share pins in a PostgreSQL database, and blocks in one storage. In development:
-    /// the gateway does not use these settings yet.
+    /// Several gateways as one: they share pins in a PostgreSQL database, and blocks in one storage.
     pub site: Site,
     /// Content policy: denylists and allowlists.
     pub policy: PolicySettings,

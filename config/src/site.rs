@@ -47,6 +47,13 @@ pub struct Site {
     /// The maximum size of the blocks in the shared storage that no pin needs, of all gateways together. 0: only pinned
     /// blocks are stored there.
     pub cache_bytes_max: u64,
+    /// What this gateway does with requests for content while it cannot read the rules of the site from the database, so
+    /// that it may not know of take-downs: "serve" answers them, "refuse" answers them with 503 once this has lasted for
+    /// isolated_after_seconds, sends no blocks to peers, and lets /readyz answer 503.
+    pub isolated: Isolated,
+    /// For how long the rules of the site cannot be read before isolated = "refuse" applies, from 5 seconds to a day. A
+    /// failover of the database should take less.
+    pub isolated_after_seconds: u64,
 }
 
 /// The number of characters of the longest name.
@@ -75,8 +82,21 @@ impl Default for Site {
             s3_ca: PathBuf::new(),
             s3_allow_http: false,
             cache_bytes_max: 100_000_000_000,
+            isolated: Isolated::Serve,
+            isolated_after_seconds: 60,
         }
     }
+}
+
+/// What a gateway does with requests for content while it may not know of take-downs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolated {
+    /// It answers them.
+    #[default]
+    Serve,
+    /// It answers them with 503.
+    Refuse,
 }
 
 /// Where requests to S3 name the bucket.

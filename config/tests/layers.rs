@@ -96,6 +96,7 @@ fn other_value(key: &str, default: &Value) -> String {
         ("site.database", _) => "postgresql://u:hunter2@db.example/d".to_owned(),
         ("site.store", _) => "s3://bucket/prefix".to_owned(),
         ("site.s3_addressing", _) => "virtual_host".to_owned(),
+        ("site.isolated", _) => "refuse".to_owned(),
         ("telemetry.otlp_endpoint", _) => "https://collector.example.org:4318".to_owned(),
         ("telemetry.resource_attributes", _) => "deployment.environment.name=test,a=b".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
@@ -138,6 +139,9 @@ fn every_key_can_be_set_by_its_variable() {
             "site.name" => &[("site.database_file", "other"), ("site.store", "file:///mnt/x")],
             "site.database" | "site.database_file" => &[("site.name", "other"), ("site.store", "file:///mnt/x")],
             "site.store" => &[("site.name", "other"), ("site.database_file", "other")],
+            "site.isolated" => {
+                &[("site.name", "other"), ("site.database_file", "other"), ("site.store", "file:///mnt/x")]
+            }
             _ => &[],
         };
         environment.extend(others.iter().map(|(other, value)| (keys::variable(other), (*value).to_owned())));
@@ -537,7 +541,7 @@ fn a_site_needs_a_name_a_database_and_a_store() {
         assert_eq!(site.is_on(), settings.iter().any(|(key, _)| *key == "NAME"));
     }
     let too_long = "x".repeat(41);
-    let invalid: [(&[(&str, &str)], &str); 34] = [
+    let invalid: [(&[(&str, &str)], &str); 38] = [
         (&[name], "site.name: a site needs site.database as well"),
         (&[name, bucket], "site.name: a site needs site.database as well"),
         (&[name, database], "site.name: a site needs site.store as well"),
@@ -572,6 +576,10 @@ fn a_site_needs_a_name_a_database_and_a_store() {
         (&[name, database, bucket, ("S3_REGION", "eu west")], "site.s3_region: \"eu west\" is not a region"),
         (&[name, database, bucket, ("S3_CREDENTIALS_PROFILE", "x")], "needs site.s3_credentials_file as well"),
         (&[name, database, bucket, ("S3_ADDRESSING", "dns")], "site.s3_addressing: \"dns\" is not one of path"),
+        (&[("ISOLATED", "refuse")], "site.isolated: needs site.name as well"),
+        (&[name, database, bucket, ("ISOLATED", "hide")], "site.isolated: \"hide\" is not one of serve"),
+        (&[name, database, bucket, ("ISOLATED_AFTER_SECONDS", "4")], "site.isolated_after_seconds: 4 is not from 5 to"),
+        (&[name, database, bucket, ("ISOLATED_AFTER_SECONDS", "86401")], "site.isolated_after_seconds: 86401 is not"),
     ];
     for (settings, expected) in invalid {
         let message = load(settings).expect_err(expected).to_string();

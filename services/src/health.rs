@@ -3,7 +3,8 @@
 //! `/readyz` is 200 while everything works. It is 503 while the process starts or drains, and while a component is
 //! degraded: if the store cannot write, because the disk is full, has no inodes left or fails, it still serves stored
 //! content and fetches the rest from the network, but every miss is fetched again, and pins and uploads fail. Load
-//! balancers then prefer another gateway; requests that arrive are answered.
+//! balancers then prefer another gateway; requests that arrive are answered. A gateway that is cut off from its site may
+//! refuse content meanwhile ([`crate::isolation`]).
 
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
@@ -33,7 +34,7 @@ pub enum Stage {
 /// Why load balancers should prefer another gateway although this one answers requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Degraded {
-    /// The degraded component: "store".
+    /// The degraded component: "store" or "site".
     pub part: &'static str,
     /// The reason, as one word.
     pub reason: &'static str,

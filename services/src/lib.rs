@@ -14,6 +14,7 @@
 //! | [`uploads`] | uploads of files, folders and CARs, which become pinned blocks; resumable uploads |
 //! | [`denylists`] | content policy: denylists, allowlists and take-downs |
 //! | [`control_log`] | the rules and tokens of a site, which all of its gateways obey |
+//! | [`isolation`] | whether a gateway is cut off from its site, and refuses content |
 //! | [`front_caches`] | caches in front of the gateway, which are purged after take-downs |
 //! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
 //! | [`limiter`], [`rate_limiter`], [`client_budgets`] | permits, request rates and memory, with a limit for each client |
@@ -37,6 +38,7 @@ pub mod denylists;
 pub mod fingerprint;
 pub mod front_caches;
 pub mod health;
+pub mod isolation;
 pub mod limiter;
 mod line_file;
 pub mod logging;

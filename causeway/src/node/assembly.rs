@@ -37,6 +37,7 @@ use services::denylists::takedown::{FrontCaches, Predictor};
 use services::denylists::{Control, Lists, Running};
 use services::front_caches::{Caches, Senders};
 use services::health::{Degraded, Health};
+use services::isolation::Isolation;
 use services::limiter::Limiter;
 use services::logging::chain;
 use services::pinning::{Coordination, PinMetrics, PinNetwork, PinOptions, Pins};
@@ -84,6 +85,8 @@ pub(super) struct Storage {
     pub store: Arc<dyn BlockStore>,
     /// The site of the gateway, if it belongs to one.
     site: Option<Site>,
+    /// Refuses content while the gateway is cut off from its site.
+    isolation: Option<Arc<Isolation>>,
     pub lists: Arc<Lists>,
     /// The tokens that were created.
     tokens: TokenStore,
@@ -150,20 +153,25 @@ impl<'a> Assembly<'a> {
         let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         watch_store(&self.health, disk.live_stats());
+        let isolation = site.as_ref().and_then(|site| site.isolation(&self.loaded.config.site));
+        if let Some(isolation) = isolation.clone() {
+            self.health.watch(move || isolation.degraded());
+        }
         let (metrics, shared_policy) = (TierMetrics::register(&mut self.registry), Arc::clone(&policy));
         let tiers = match &site {
             None => Tiers::new(ram, disk, shared_policy, metrics),
             Some(site) => Tiers::of_site(ram, disk, site.tier(), shared_policy, metrics),
         };
         let tokens = TokenStore::of(data_dir).with_site(site.as_ref().map(|site| Arc::clone(&site.control)));
-        Ok((Storage { store: Arc::clone(tiers.store()), site, lists, tokens, tiers, policy }, keys))
+        Ok((Storage { store: Arc::clone(tiers.store()), site, isolation, lists, tokens, tiers, policy }, keys))
     }
 
     /// Joins the network, and resolves and publishes names over it.
     pub async fn network(&mut self, storage: &Storage, keys: Keystore) -> anyhow::Result<Reached> {
         let (loaded, registry) = (self.loaded, &mut self.registry);
         let Storage { store, tiers, policy, .. } = storage;
-        let network = Network::start(loaded, Arc::new(PeerSource::of(tiers)), policy, registry).await?;
+        let served = PeerSource::of(tiers).refusing_while(storage.isolation.clone());
+        let network = Network::start(loaded, Arc::new(served), policy, registry).await?;
         let members = storage.site.as_ref().map(|site| site.join(&network)).transpose()?;
         if let Some((site, members)) = storage.site.as_ref().zip(members.as_ref()) {
             registry.register_collector(Box::new(site.metrics(members)));
@@ -260,7 +268,8 @@ impl<'a> Assembly<'a> {
         let gateway = Gateway::new(wiring, http, self.limits()).logging_to(log).tracing_with(self.tracer.clone());
         let store = Arc::clone(storage.tiers.store());
         let gateway = gateway.with_plain_files(Arc::new(move |zstd_file| store.plain_file(zstd_file)));
-        let gateway = Arc::new(gateway.with_challenges(challenges));
+        let gateway = gateway.with_challenges(challenges).refusing_while(storage.isolation.clone());
+        let gateway = Arc::new(gateway);
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.invalidate_caches()));
         gateway

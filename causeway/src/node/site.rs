@@ -9,7 +9,7 @@ use admin::operations::site::SiteLookup;
 use api::site::{SiteGatewayView, SiteView};
 use cache::tiers::SiteTier;
 use cache::{BlockStore, StoreError};
-use config::{ConfigError, Loaded};
+use config::{ConfigError, Isolated, Loaded};
 use content::stored::CompressionOptions;
 use futures::future::FutureExt as _;
 use p2p_bridge::Bridge;
@@ -19,6 +19,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use services::control_log::{ControlLog, ControlLogError};
+use services::isolation::Isolation;
 use services::pinning::Coordination;
 use services::uploads::limits::ResumableLimits;
 use site::database::{Database, Identity, Member};
@@ -98,6 +99,15 @@ impl Site {
         }
     }
 
+    /// Refuses content while the gateway is cut off, if the settings say so.
+    pub fn isolation(&self, settings: &config::Site) -> Option<Arc<Isolation>> {
+        let (after, control) = (Duration::from_secs(settings.isolated_after_seconds), Arc::clone(&self.control));
+        match settings.isolated {
+            Isolated::Serve => None,
+            Isolated::Refuse => Some(Arc::new(Isolation::new(after, move || control.age_in_force()))),
+        }
+    }
+
     /// The resumable uploads of the site, with the limits of this gateway.
     pub fn uploads(&self, limits: ResumableLimits) -> Arc<SharedUploads> {
         Arc::new(SharedUploads::new(self.uploads.clone(), SharedUploadOptions::new(limits)))
@@ -137,7 +147,8 @@ impl Site {
 
     /// The metrics of the site.
     pub fn metrics(&self, members: &Arc<Members>) -> SiteMetrics {
-        SiteMetrics { store: self.store.clone(), members: Arc::clone(members) }
+        let (store, members, control) = (self.store.clone(), Arc::clone(members), Arc::clone(&self.control));
+        SiteMetrics { store, members, control }
     }
 
     /// Reads the state of the site.
@@ -237,11 +248,12 @@ pub(super) fn owners(members: &Arc<Members>) -> Owners {
     })
 }
 
-/// Whether the engines of the site can be used, and the number of its gateways.
+/// Whether the engines of the site can be used, the age of its rules, and the number of its gateways.
 #[derive(Debug)]
 pub(super) struct SiteMetrics {
     store: SiteStore,
     members: Arc<Members>,
+    control: Arc<ControlLog>,
 }
 
 impl Collector for SiteMetrics {
@@ -253,6 +265,9 @@ impl Collector for SiteMetrics {
             let up = ConstGauge::new(i64::from(failure.is_none()));
             up.encode(family.encode_family(&[("engine", engine)])?)?;
         }
+        let age = ConstGauge::new(self.control.age_in_force().as_secs_f64());
+        let help = "Seconds since the rules of the site were last read and put in force at this gateway";
+        age.encode(encoder.encode_descriptor("causeway_site_rules_age_seconds", help, None, age.metric_type())?)?;
         // Left out while it is not known.
         let Some(gateways) = self.members.count_alive() else { return Ok(()) };
         let gateways = ConstGauge::new(i64::try_from(gateways).unwrap_or(i64::MAX));

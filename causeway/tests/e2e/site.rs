@@ -475,6 +475,55 @@ async fn without_the_database_content_is_served_and_nothing_is_acknowledged() {
     }
 }
 
+/// A gateway that may not know of take-downs serves no content if its settings say so, and says why.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_refuses_content_while_it_is_cut_off_from_its_site() {
+    let (mut site, dirs) = (Site::new().await, [folder(), folder()]);
+    let one = site.gateway(dirs[0].path()).set("CAUSEWAY_SITE_ISOLATED", "refuse");
+    let one = one.set("CAUSEWAY_SITE_ISOLATED_AFTER_SECONDS", 5).start().await;
+    let other = site.gateway(dirs[1].path()).start().await;
+    let content = Noise::bytes(58, 600_000);
+    let (cid, _) = upload(&one, &content).await.expect("is stored");
+    for node in [&one, &other] {
+        node.expect(&format!("/ipfs/{cid}"), &content).await;
+    }
+    site.database.stop();
+    eventually("it is not ready", TIMEOUT, async || match one.get("/readyz").await {
+        answer if answer.status == 503 && answer.text().contains("site: the rules of the site") => Ok(()),
+        answer => Err(format!("{}: {}", answer.status, answer.text())),
+    })
+    .await;
+    for path in [format!("/ipfs/{cid}"), format!("/ipfs/{cid}?format=car")] {
+        let answer = client().get(one.url(&path)).send().await.expect("is answered");
+        assert_eq!((answer.status().as_u16(), answer.headers()["retry-after"].as_bytes()), (503, &b"10"[..]), "{path}");
+    }
+    for path in ["/healthz", "/"] {
+        assert_eq!(one.get(path).await.status, 200, "{path}");
+    }
+    until_engine(&one, "database", false).await;
+    let (_, health) = one.admin("GET", "/api/v1/health", None).await;
+    let is_explained = |finding: &Value| {
+        let text = finding["text"].as_str().unwrap_or_default();
+        finding["subject"] == "site" && text.contains("content is answered with 503 (site.isolated")
+    };
+    assert!(health["findings"].as_array().is_some_and(|findings| findings.iter().any(is_explained)), "{health}");
+    assert!(!health.to_string().contains("what is stored is served"), "{health}");
+    assert!(one.exposition().await.contains("causeway_ready 0"));
+    // The other one has the default.
+    other.expect(&format!("/ipfs/{cid}"), &content).await;
+    assert_eq!(other.get("/readyz").await.status, 200);
+    site.database.restart().await;
+    eventually("it is ready again", TIMEOUT, async || match one.get("/readyz").await.status {
+        200 => Ok(()),
+        status => Err(status),
+    })
+    .await;
+    one.expect(&format!("/ipfs/{cid}"), &content).await;
+    for node in [one, other] {
+        node.stop().await;
+    }
+}
+
 /// What one gateway takes down is withheld and deleted by all, also by one that was down.
 #[tokio::test(flavor = "multi_thread")]
 async fn take_downs_are_in_force_at_all_gateways() {

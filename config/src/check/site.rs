@@ -1,7 +1,8 @@
 //! Validation of the settings of a site. No error shows a URL, which may have a password where it does not belong.
 
 use crate::loaded::{ConfigError, Loaded};
-use crate::site::{NAME_BYTES_MAX, Site};
+use crate::site::{Isolated, NAME_BYTES_MAX, Site};
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 /// Validates the settings of a site together.
@@ -24,12 +25,24 @@ pub(super) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     }
     database_is_named(loaded)?;
     store_is_named(loaded)?;
+    if !ISOLATED_AFTER.contains(&site.isolated_after_seconds) {
+        let reason = format!(
+            "{} is not from {} to {} seconds: the rules are read every second, and a slow answer of the database is no \
+             reason to refuse content",
+            site.isolated_after_seconds,
+            ISOLATED_AFTER.start(),
+            ISOLATED_AFTER.end()
+        );
+        return Err(loaded.error("site.isolated_after_seconds", reason));
+    }
     match site.store.starts_with(FOLDER) {
         true => nothing_is_for_s3(loaded),
         false => s3_is_valid(loaded),
     }
 }
 
+/// `site.isolated_after_seconds`.
+const ISOLATED_AFTER: RangeInclusive<u64> = 5..=86_400;
 const BUCKET: &str = "s3://";
 const FOLDER: &str = "file:///";
 
@@ -40,6 +53,7 @@ fn nothing_needs_a_name(loaded: &Loaded) -> Result<(), ConfigError> {
         ("site.database", site.database.reveal().is_some()),
         ("site.database_file", is_set(&site.database_file)),
         ("site.store", !site.store.is_empty()),
+        ("site.isolated", site.isolated != Isolated::Serve),
     ];
     match set.into_iter().find(|(_, is_set)| *is_set) {
         None => Ok(()),

@@ -134,6 +134,9 @@ pub enum Problem {
     /// The response exceeds `http.response_bytes_max`.
     #[error("the response exceeds the limit http.response_bytes_max")]
     TooLong,
+    /// The gateway is cut off from its site, and refuses content (`site.isolated`).
+    #[error("this gateway may not know what was taken down: it has not reached its site for {} seconds", .0.as_secs())]
+    Isolated(Duration),
     /// The limit of concurrent archives is reached.
     #[error("the limit of concurrent archives is reached")]
     Busy {
@@ -242,6 +245,10 @@ impl Problem {
             Self::ConnectionLimit => {
                 Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY }
             }
+            Self::Isolated(_) => Page {
+                retry_seconds: Some(10),
+                ..Page::new(StatusCode::SERVICE_UNAVAILABLE, "Temporarily unavailable", "Try again in a moment.")
+            },
             Self::ClientLimit | Self::MemoryFull => BUSY,
             Self::Busy { retry_after } | Self::LookupLimit { retry_after } | Self::RateLimited { retry_after } => {
                 busy(*retry_after)
@@ -785,6 +792,7 @@ mod tests {
             (source(SourceError::Corrupt { cid }), 502, "no-store"),
             (source(SourceError::Store("disk".into())), 500, "no-store"),
             (source(SourceError::Closed), 503, "no-store"),
+            (Problem::Isolated(Duration::from_secs(61)), 503, "no-store"),
             (source(SourceError::TooMuchWork { max: 5 }), 403, "no-store"),
             (Problem::NeedsHttp11 { max: 10 }, 505, "no-store"),
         ];

@@ -59,6 +59,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use services::acme::Challenges;
 use services::health::Health;
+use services::isolation::Isolation;
 use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
 use services::telemetry::Tracer;
@@ -112,6 +113,8 @@ pub struct Gateway {
     shared_max_age_seconds: u64,
     /// The pending challenges of an authority for certificates.
     challenges: Arc<Challenges>,
+    /// Whether content is refused because the gateway is cut off from its site, if it is one that refuses it then.
+    isolation: Option<Arc<Isolation>>,
     /// The requests in progress that were not answered at once.
     pub running: Running,
     /// The latest responses that failed.
@@ -223,6 +226,7 @@ impl Gateway {
             surrogate_keys: http.surrogate_keys,
             shared_max_age_seconds: http.shared_max_age_seconds,
             challenges: Arc::default(),
+            isolation: None,
             running: Running::default(),
             errors: Arc::default(),
         }
@@ -245,6 +249,12 @@ impl Gateway {
     #[must_use]
     pub fn with_challenges(self, challenges: Arc<Challenges>) -> Self {
         Self { challenges, ..self }
+    }
+
+    /// The gateway, which answers requests for content with 503 while it is cut off from its site.
+    #[must_use]
+    pub fn refusing_while(self, isolation: Option<Arc<Isolation>>) -> Self {
+        Self { isolation, ..self }
     }
 
     /// The limits of a request.
@@ -594,6 +604,9 @@ impl Gateway {
 
     async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
         phase.enter(WaitReason::Content);
+        if let Some(lasting) = self.isolation.as_ref().and_then(|isolation| isolation.refusal()) {
+            return Err(Problem::Isolated(lasting));
+        }
         reject_wide_service_worker(ask)?;
         if !place.deserialized && !ask.wanted.format.is_trustless() {
             return Err(Problem::TrustlessOnly);

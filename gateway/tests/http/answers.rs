@@ -3,6 +3,10 @@
 use crate::dag::{cbor, directory, file, noise, raw, symlink};
 use crate::site::{Setup, Site, header};
 use content::{Block, Cid};
+use services::isolation::Isolation;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A site with three files, a page, a nested directory and a symlink; and its parts.
 struct Tree {
@@ -420,6 +424,39 @@ async fn preflights_health_and_the_landing_page_are_answered() {
     assert_eq!((landing.status().as_u16(), header(&landing, "content-type")), (200, "text/html; charset=utf-8"));
     let html = landing.text().await.expect("text");
     assert!(html.contains("name=\"uri\"") && html.contains("href=\"/ipfs/"), "{html}");
+}
+
+/// A gateway that is cut off from its site refuses content, and answers everything else.
+#[tokio::test]
+async fn content_is_refused_while_the_gateway_is_cut_off_from_its_site() {
+    let file = raw("a file");
+    let age = Arc::new(AtomicU64::new(0));
+    let shown = Arc::clone(&age);
+    let mut setup = Setup::new(&[&file]);
+    setup.isolation = Some(Arc::new(Isolation::new(Duration::from_secs(60), move || {
+        Duration::from_secs(shown.load(Ordering::SeqCst))
+    })));
+    let site = setup.start().await;
+    let path = format!("/ipfs/{}", file.cid());
+    let first = site.get(&path).await;
+    let etag = header(&first, "etag").to_owned();
+    assert_eq!(first.bytes().await.expect("a body"), "a file");
+    for seconds in [60, 61, 0] {
+        age.store(seconds, Ordering::SeqCst);
+        let status = |answered: u16| if seconds > 60 { 503 } else { answered };
+        for (method, path) in [("GET", path.clone()), ("HEAD", path.clone()), ("GET", format!("{path}?format=car"))] {
+            let answer = site.send(method, &path, &[]).await;
+            assert_eq!(answer.status().as_u16(), status(200), "{method} {path} after {seconds} s");
+            let is_refused = answer.headers().get("retry-after").is_some_and(|seconds| seconds == "10");
+            assert_eq!(is_refused, seconds > 60);
+            assert!(!is_refused || header(&answer, "cache-control") == "no-store");
+        }
+        let known = site.send("GET", &path, &[("if-none-match", &etag)]).await;
+        assert_eq!(known.status().as_u16(), status(304), "what a cache has is not confirmed");
+        for path in ["/", "/healthz", "/readyz"] {
+            assert_eq!(site.get(path).await.status().as_u16(), 200, "{path}");
+        }
+    }
 }
 
 #[tokio::test]

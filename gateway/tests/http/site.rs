@@ -27,6 +27,7 @@ use http_body_util::Full;
 use prometheus_client::registry::Registry;
 use reqwest::Response;
 use services::health::{Health, Stage};
+use services::isolation::Isolation;
 use services::limiter::Limiter;
 use services::telemetry::Tracer;
 use std::collections::HashMap;
@@ -58,6 +59,7 @@ pub struct Setup {
     pub tls: bool,
     /// Begins traces, if requests are traced.
     pub tracer: Option<Arc<Tracer>>,
+    pub isolation: Option<Arc<Isolation>>,
 }
 
 impl Setup {
@@ -74,6 +76,7 @@ impl Setup {
             routing: None,
             tls: false,
             tracer: None,
+            isolation: None,
         }
     }
 
@@ -123,7 +126,8 @@ impl Setup {
             health: Arc::clone(&health),
             welcome: self.welcome,
         };
-        let gateway = Arc::new(Gateway::new(wiring, &self.http, self.limits).tracing_with(self.tracer));
+        let gateway = Gateway::new(wiring, &self.http, self.limits).tracing_with(self.tracer);
+        let gateway = Arc::new(gateway.refusing_while(self.isolation));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("is bound");
         let drain = Drain::default();

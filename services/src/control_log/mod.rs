@@ -111,6 +111,8 @@ pub struct ControlLog {
     tokens: RwLock<Arc<TokenRecords>>,
     /// The blocks that the rules of others name, and that are to be deleted here.
     pending: Mutex<PendingDeletions>,
+    /// The rules in force are at least those of this time.
+    in_force: Mutex<Instant>,
 }
 
 /// What is known of the log.
@@ -201,7 +203,7 @@ impl ControlLog {
     async fn open_with(log: Arc<dyn MetadataLog>, copy: Option<RulesCopy>) -> Result<Arc<Self>, ControlLogError> {
         let (tokens, pending) = Default::default();
         let state = BoundedLock::new(State::default(), WAITING_MAX);
-        let control = Self { log, copy, state, tokens, pending };
+        let control = Self { log, copy, state, tokens, pending, in_force: Mutex::new(Instant::now()) };
         control.reload(&mut *control.state.lock().await).await?;
         Ok(Arc::new(control))
     }
@@ -233,6 +235,18 @@ impl ControlLog {
         let mut state = self.state.lock().await;
         self.change_locked(&mut state, Concern::Poll(now), |_| Ok::<_, ControlLogError>((Vec::new(), ()))).await?;
         state.copy_failure.as_ref().map_or(Ok(()), |failure| Err(failure.error.clone().into()))
+    }
+
+    /// Notes that the rules that were in the log at a time are in force here.
+    pub fn set_in_force(&self, as_of: Instant) {
+        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        *in_force = as_of.max(*in_force);
+    }
+
+    /// For how long the rules in force may have been out of date: since the log was last read and put in force, or was
+    /// opened.
+    pub fn age_in_force(&self) -> Duration {
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
 
     /// The blocks that rules of others name, since the last call. The caller deletes them once the rules in the copy

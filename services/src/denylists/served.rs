@@ -1,6 +1,7 @@
 //! [`PeerSource`]: the blocks that this node serves to other peers: those that the policy allows and, in allowlist mode,
-//! that are pinned or on a list.
+//! that are pinned or on a list. While the gateway is cut off from its site it may serve none ([`crate::isolation`]).
 
+use crate::isolation::Isolation;
 use cache::{Local, Tiers};
 use content::policy::check_inlined;
 use content::stored::Stored;
@@ -14,18 +15,29 @@ use std::sync::Arc;
 pub struct PeerSource {
     tiers: Tiers,
     local: Local,
+    isolation: Option<Arc<Isolation>>,
 }
 
 impl PeerSource {
     /// Serves the blocks stored in these tiers, as far as the policy allows.
     pub fn of(tiers: &Tiers) -> Self {
-        Self { tiers: tiers.clone(), local: tiers.local() }
+        Self { tiers: tiers.clone(), local: tiers.local(), isolation: None }
+    }
+
+    /// The same, but nothing while the gateway refuses content.
+    #[must_use]
+    pub fn refusing_while(self, isolation: Option<Arc<Isolation>>) -> Self {
+        Self { isolation, ..self }
+    }
+
+    fn is_refusing(&self) -> bool {
+        self.isolation.as_ref().is_some_and(|isolation| isolation.refusal().is_some())
     }
 
     /// Whether a block may be served, if that is known without reading the store.
     fn is_given(&self, cid: &Cid) -> bool {
         let policy = self.tiers.policy();
-        !policy.serves_only_listed() || policy.lists_block(cid)
+        !self.is_refusing() && (!policy.serves_only_listed() || policy.lists_block(cid))
     }
 
     /// Checks whether a block may be served because it is pinned, which reads the store.
@@ -33,6 +45,9 @@ impl PeerSource {
     /// # Errors
     /// [`SourceError::Refused`], or the error of the store.
     async fn check(&self, cid: &Cid) -> Result<(), SourceError> {
+        if self.is_refusing() {
+            return Err(SourceError::NotFound { cid: *cid });
+        }
         let refused = SourceError::Refused { cid: *cid, verdict: Verdict::Unlisted };
         let Some(key) = BlockKey::of(cid) else { return Err(refused) };
         if self.tiers.store().is_pinned(&key).await? { Ok(()) } else { Err(refused) }

@@ -40,10 +40,14 @@ impl Control {
     /// # Errors
     /// Why the changes could not be read. Former rules stay in force.
     pub(super) async fn apply_changes(&self, site: &ControlLog, taken: bool) -> Result<PendingDeletions, String> {
-        site.poll(Instant::now()).await.map_err(|error| error.to_string())?;
+        let as_of = Instant::now();
+        site.poll(as_of).await.map_err(|error| error.to_string())?;
         let pending = if taken { site.take_pending() } else { PendingDeletions::default() };
         match self.lists.read_site().await {
-            Ok(()) => Ok(pending),
+            Ok(()) => {
+                site.set_in_force(as_of);
+                Ok(pending)
+            }
             Err(error) => {
                 site.put_back(pending);
                 Err(error)

@@ -12,6 +12,7 @@ use crate::denylists::served::PeerSource;
 use crate::denylists::subscription::Fetched;
 use crate::denylists::takedown::{Control, FrontCaches, NewRule, PathsThrough, hints, subject_of};
 use crate::front_caches::Caches;
+use crate::isolation::Isolation;
 use crate::subject::Subject;
 use crate::supervision::Supervisor;
 use axum::Router;
@@ -29,6 +30,7 @@ use std::fs;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -430,6 +432,29 @@ async fn stored_forms_are_withheld_from_peers_as_their_blocks_are() {
     assert_eq!(given().await, [true, false, true, true]);
     lists.add(vec![format!("/ipfs/{}", inlined.cid())]).await.expect("adds");
     assert_eq!(given().await, [true, false, true, false], "what is inlined in a block is served with it");
+}
+
+/// What a gateway does not serve to clients, because it may have been taken down, it does not serve to peers either.
+#[tokio::test]
+async fn peers_get_nothing_while_the_gateway_is_cut_off_from_its_site() {
+    let dir = TempDir::new().expect("a folder");
+    let world = world(dir.path()).await;
+    let age = Arc::new(AtomicU64::new(61));
+    let shown = Arc::clone(&age);
+    let isolation = Isolation::new(Duration::from_secs(60), move || Duration::from_secs(shown.load(Ordering::SeqCst)));
+    let peers = PeerSource::of(&world.tiers).refusing_while(Some(Arc::new(isolation)));
+    let cid = &world.root;
+    for (seconds, is_served) in [(61, false), (60, true), (3600, false)] {
+        age.store(seconds, Ordering::SeqCst);
+        assert_eq!(peers.get(cid).await.is_ok(), is_served, "{seconds}");
+        assert_eq!(peers.get_stored(cid).await.is_ok_and(|stored| stored.is_some()), is_served, "{seconds}");
+        assert_eq!(peers.has(cid).await.unwrap_or(false), is_served, "{seconds}");
+        if !is_served {
+            assert!(peers.peek(cid).is_none() && peers.read_now(cid).is_none() && peers.inline(cid).is_none());
+        }
+    }
+    // Without the setting it is served.
+    assert!(PeerSource::of(&world.tiers).get(cid).await.is_ok());
 }
 
 #[tokio::test]

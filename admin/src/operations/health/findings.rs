@@ -69,7 +69,8 @@ pub(super) fn findings(facts: &Facts) -> Vec<HealthFindingView> {
     let mut found = Findings::default();
     found.process(facts);
     found.store(facts);
-    facts.site.iter().for_each(|failure| found.site(failure));
+    let is_refusing = facts.degraded.iter().any(|degraded| degraded.part == "site");
+    facts.site.iter().for_each(|failure| found.site(failure, is_refusing));
     found.disk(facts);
     found.memory(facts);
     found.clock(facts);
@@ -146,11 +147,15 @@ impl Findings {
         }
     }
 
-    fn site(&mut self, EngineFailure { engine, name, lasting, reason }: &EngineFailure) {
+    /// An engine that cannot be used. `is_refusing`: content is refused, as another finding says.
+    fn site(&mut self, EngineFailure { engine, name, lasting, reason }: &EngineFailure, is_refusing: bool) {
         let (what, follows, advice) = match engine {
             SiteEngine::Database => (
                 "database",
-                "pins, tokens and take-downs cannot be changed, and what is stored is served",
+                match is_refusing {
+                    true => "pins, tokens and take-downs cannot be changed",
+                    false => "pins, tokens and take-downs cannot be changed, and what is stored is served",
+                },
                 "check that PostgreSQL runs and accepts changes at a host of site.database; the gateway connects by itself",
             ),
             SiteEngine::Storage => (
@@ -459,6 +464,15 @@ mod tests {
                 Error,
                 "site",
                 "The database x at a, b cannot be used for 1 second (refused): pins, tokens and take-downs",
+            ),
+            (
+                Box::new(|f| {
+                    let message = "the rules could not be read, so content is refused: check the database".to_owned();
+                    f.degraded = vec![Degraded { part: "site", reason: "isolated", message }];
+                }),
+                Error,
+                "site",
+                "The rules could not be read, so content is refused.",
             ),
             (
                 Box::new(|f| f.site = vec![engine_failure(SiteEngine::Storage)]),

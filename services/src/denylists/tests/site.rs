@@ -148,6 +148,7 @@ async fn a_start_puts_the_rules_of_the_site_in_force() {
 async fn without_the_database_rules_stay_in_force_and_changes_are_refused() {
     let log = shared_log();
     let gateway = Gateway::start(&log).await;
+    let started = Instant::now();
     let leaves = gateway.world.leaves.clone();
     gateway.take_down(&format!("/ipfs/{}", leaves[0]), false).await;
     gateway.connection.is_unreachable.store(true, Ordering::Relaxed);
@@ -159,11 +160,17 @@ async fn without_the_database_rules_stay_in_force_and_changes_are_refused() {
     let removed = control.remove(order(&format!("/ipfs/{}", leaves[0]), false, false).rule).await;
     assert!(removed.is_err_and(is_unreachable));
     control.catch_up(&gateway.site).await.expect_err("it cannot be asked");
+    let passed = started.elapsed();
+    assert!(gateway.site.age_in_force() >= passed, "the rules are those of the start");
     assert_eq!(gateway.world.verdict(&leaves[0]), Verdict::Legal);
     assert!(gateway.world.verdict(&leaves[1]) == Verdict::Allow && gateway.world.holds(&leaves[1]).await);
     gateway.connection.is_unreachable.store(false, Ordering::Relaxed);
     gateway.take_down(&format!("/ipfs/{}", leaves[1]), false).await;
     assert_eq!(gateway.world.verdict(&leaves[1]), Verdict::Legal);
+    let asked = Instant::now();
+    gateway.catch_up().await;
+    let age = gateway.site.age_in_force();
+    assert!(age <= asked.elapsed(), "they are current: {age:?}");
 }
 
 /// A gateway acknowledges no rule that it would not read.

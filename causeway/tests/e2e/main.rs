@@ -42,7 +42,7 @@
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
-//! | [`site`] | several gateways with one database and one storage |
+//! | [`site`] | several gateways with one database and one storage, also behind HAProxy and nginx |
 //! | [`soak`] | a soak test, in `make test-long` only |
 
 #[path = "../support/mod.rs"]

@@ -406,7 +406,7 @@ impl StoreApi {
         let addition = self.uploads.begin_addition().await.map_err(|error| import_error(error.into()))?;
         let taken = cache::take_car(addition, upload, roots_in, &check).await.map_err(import_error)?;
         let ReadCar { addition, roots, blocks, bytes } = taken;
-        let adoption = Adoption { owner, name, meta: &Meta::new(), renames: true };
+        let adoption = Adoption { owner, name, meta: &Meta::new(), renames: true, import: None };
         match self.pins.adopt(addition, &roots, adoption).await {
             Ok(adopted) => {
                 let pin = |Adopted { pin, request }| PinSummary { name: request.name.clone(), ..pin };
@@ -425,7 +425,7 @@ fn unrecorded(error: PinsError) -> ApiError {
         PinsError::Store(error) => ApiError::from(error),
         PinsError::Full(_) => ApiError(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
         PinsError::Invalid(_) => bad_request(error),
-        PinsError::Quota(_) | PinsError::NotPinned { .. } | PinsError::NotFound => {
+        PinsError::Quota(_) | PinsError::NotPinned { .. } | PinsError::NotFound | PinsError::TakenOver => {
             ApiError(StatusCode::CONFLICT, error.to_string())
         }
     }

@@ -137,7 +137,7 @@ pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, r
     let rest = Arc::<Mutex<Option<Body>>>::default();
     let (sender, events) = mpsc::channel(EVENTS_MAX);
     let watchers = ProgressReceivers { events: Some(sender), ..ProgressReceivers::default() };
-    let upload = UploadRequest { owner: bearer, options: UploadOptions::Files(options), watchers };
+    let upload = UploadRequest { owner: bearer, options: UploadOptions::Files(options), watchers, import: None };
     let taking = async move { rpc.uploads.take(upload, body).await }.boxed();
     let progress = call.flag("progress") == Some(true);
     let left = Arc::clone(&rest);

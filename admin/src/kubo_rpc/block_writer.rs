@@ -126,7 +126,8 @@ impl<'a> BlockWriter<'a> {
         let (rpc, owner, name) = (self.rpc.clone(), self.owner.clone(), name.map(str::to_owned));
         let pinning = tokio::spawn(async move {
             let addition = rpc.uploads.begin_addition().await.map_err(RpcError::from)?;
-            let adoption = Adoption { owner: &owner, name: name.as_deref(), meta: &Meta::new(), renames: false };
+            let adoption =
+                Adoption { owner: &owner, name: name.as_deref(), meta: &Meta::new(), renames: false, import: None };
             match rpc.pins.adopt(addition, &[root], adoption).await {
                 Ok(_) => Ok(()),
                 Err(AdoptError::Add(error)) => Err(error.into()),
@@ -196,7 +197,7 @@ impl From<PinsError> for RpcError {
     fn from(error: PinsError) -> Self {
         let message = error.to_string();
         match error {
-            PinsError::NotFound | PinsError::NotPinned { .. } => Self::unprocessable(message),
+            PinsError::NotFound | PinsError::NotPinned { .. } | PinsError::TakenOver => Self::unprocessable(message),
             PinsError::Invalid(message) => Self::bad_request(message),
             PinsError::Quota(message) | PinsError::Full(message) => too_much(message),
             PinsError::Store(error) => error.into(),

@@ -100,7 +100,7 @@ async fn upload(State(uploads): State<Uploads>, Authenticated(bearer): Authentic
     };
     match query::options(&head.uri, &head.headers) {
         Ok(options) => {
-            let upload = UploadRequest { owner: bearer, options, watchers: ProgressReceivers::default() };
+            let upload = UploadRequest { owner: bearer, options, watchers: ProgressReceivers::default(), import: None };
             if wants_lines(&head.headers) {
                 return respond_in_lines(uploads, upload, body);
             }

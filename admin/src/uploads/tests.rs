@@ -950,7 +950,7 @@ async fn events_have_the_order_of_kubo() {
     let format = FileFormat::Multipart { boundary: "XX".to_owned(), kubo: true };
     let options = UploadOptions::Files(FileOptions { format, wrap: true, ..file_options(Destination::Cached) });
     let watchers = ProgressReceivers { events: Some(sender), ..ProgressReceivers::default() };
-    let upload = UploadRequest { owner: Principal::operator(), options, watchers };
+    let upload = UploadRequest { owner: Principal::operator(), options, watchers, import: None };
     let taking = tokio::spawn(async move { uploads.take(upload, boxed(body)).await.ok() });
     let mut added = Vec::new();
     while let Some(event) = receiver.recv().await {
@@ -974,7 +974,7 @@ async fn take(
     options: FileOptions,
 ) -> Result<UploadResult, UploadError> {
     let options = UploadOptions::Files(options);
-    let upload = UploadRequest { owner: owner.clone(), options, watchers: ProgressReceivers::default() };
+    let upload = UploadRequest { owner: owner.clone(), options, watchers: ProgressReceivers::default(), import: None };
     uploads.take(upload, boxed(Body::from(content.to_vec()))).await.map_err(|failed| failed.error)
 }
 
@@ -1008,7 +1008,7 @@ async fn cached_uploads_are_stored_completely_or_rejected() {
     assert_eq!(store.stats().blocks, taken.blocks);
     // Without a Content-Length, the limit applies while the body is read.
     let options = UploadOptions::Files(file_options(Destination::Cached));
-    let upload = UploadRequest { owner, options, watchers: ProgressReceivers::default() };
+    let upload = UploadRequest { owner, options, watchers: ProgressReceivers::default(), import: None };
     let endless = Body::from_stream(stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from(noise(100_000, 5)))));
     let refused = uploads.take(upload, boxed(endless)).await.map_err(|failed| failed.error).expect_err("it has no end");
     assert!(matches!(refused, UploadError::LargerThanCache { .. }), "{refused}");

@@ -900,6 +900,63 @@ async fn an_upload_continues_at_any_gateway_with_a_bucket() {
     check_that_an_upload_continues(|dir| with_bucket(dir, &database, &s3), &database).await;
 }
 
+async fn remove_only_pin(node: &Causeway, name: &str) {
+    let (_, pins) = node.admin("GET", &format!("/psa/pins?name={name}"), None).await;
+    assert_eq!(pins["count"], 1, "{pins}");
+    let id = pins["results"][0]["requestid"].as_str().expect("an id");
+    assert_eq!(node.admin("DELETE", &format!("/psa/pins/{id}"), None).await.0, 202);
+}
+
+/// A gateway is paused while it imports an upload, for longer than its lease. Another one imports it meanwhile, and its
+/// pin stays the only one, or does not return if the client has removed it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_gateway_is_paused_is_pinned_once() {
+    let (site, dirs) = (Site::new().await, [folder(), folder()]);
+    let (one, other) = (site.gateway(dirs[0].path()).start().await, site.gateway(dirs[1].path()).start().await);
+    for is_removed in [false, true] {
+        let content = Noise::bytes(57 + u64::from(is_removed), 24_000_000);
+        // With metadata, a request equals no other one.
+        let headers = [("upload-length", &*content.len().to_string())];
+        let query = "/api/v1/uploads?pin-name=paused&meta=%7B%22a%22%3A%22b%22%7D";
+        let path = tus(&one, "POST", query, &headers, "").await.expect("is answered").2;
+        let importing = send_piece(&one, &path, 0, content.clone());
+        let meanwhile = async {
+            let is_complete = async || {
+                let (_, view) = other.admin("GET", &path, None).await;
+                if view["offset"] == content.len() { Ok(()) } else { Err(view.to_string()) }
+            };
+            eventually("the upload is complete", TIMEOUT, is_complete).await;
+            one.process.signal(Signal::SIGSTOP);
+            let is_imported = async || {
+                let sent = send_piece(&other, &path, content.len(), "").await;
+                if sent.0 == 204 { Ok(sent.2) } else { Err(format!("{sent:?}")) }
+            };
+            let pinned = eventually("another gateway imports it", TIMEOUT * 3 / 2, is_imported).await;
+            assert_same_bytes(&pinned, &other.get(&pinned).await.body, &content);
+            if is_removed {
+                remove_only_pin(&other, "paused").await;
+            }
+            one.process.signal(Signal::SIGCONT);
+        };
+        let (paused, ()) = tokio::join!(importing, meanwhile);
+        // It may have imported the upload before it was paused, or found that its session of the database has ended.
+        assert!([204, 423, 503].contains(&paused.0), "{paused:?}");
+        for node in [&one, &other] {
+            let is_known = async || {
+                let (_, pins) = node.admin("GET", "/psa/pins?name=paused", None).await;
+                if pins["count"] == i32::from(!is_removed) { Ok(()) } else { Err(pins.to_string()) }
+            };
+            eventually("its pins are known", TIMEOUT, is_known).await;
+        }
+        if !is_removed {
+            remove_only_pin(&other, "paused").await;
+        }
+    }
+    for node in [one, other] {
+        node.stop().await;
+    }
+}
+
 /// Of two requests for one upload at two gateways, one appends. Limits are those of the site.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_for_one_upload_at_two_gateways_do_not_mix() {

@@ -4,7 +4,8 @@
 //! except what other requests need. Non-goals: storing the blocks ([`cache::add`]); fetching missing ones
 //! ([`Pins::request`]).
 
-use crate::pinning::request::{Meta, Owner, PinRequest, Status};
+use crate::pinning::repeatable::RepeatableImport;
+use crate::pinning::request::{Meta, Owner, PinParameters, PinRequest, Status};
 use crate::pinning::service::{Pins, PinsError, Protection};
 use cache::{AddError, Addition, PinSummary};
 use content::Cid;
@@ -21,6 +22,8 @@ pub struct Adoption<'a> {
     pub meta: &'a Meta,
     /// Whether a pin that the owner has under another name is renamed. Otherwise it gets a second request.
     pub renames: bool,
+    /// The import that adopts them, if it may run again. Only without `renames`.
+    pub import: Option<&'a RepeatableImport>,
 }
 
 /// A pinned root, and the request for it.
@@ -78,20 +81,46 @@ impl Pins {
         let pins = addition.pin(roots, adoption.name).await?;
         // So that no request is reused that another adoption withdraws.
         let _turn = self.adoptions.lock().await;
-        let (mut adopted, mut new) = (Vec::with_capacity(pins.len()), Vec::new());
+        let requests = match adoption.renames {
+            true => self.record_each(&pins, adoption).await?,
+            false => self.record_together(&pins, adoption).await?,
+        };
+        Ok(pins.into_iter().zip(requests).map(|(pin, request)| Adopted { pin, request }).collect())
+    }
+
+    /// Records all requests at once: so none has to be withdrawn.
+    async fn record_together(
+        self: &Arc<Self>,
+        pins: &[PinSummary],
+        Adoption { owner, name, meta, import, .. }: Adoption<'_>,
+    ) -> Result<Vec<PinRequest>, PinsError> {
+        let wanted = |pin: &PinSummary| {
+            let (name, meta) = (name.map(str::to_owned), meta.clone());
+            PinParameters { name, meta, ..PinParameters::new(pin.root) }
+        };
+        self.record_all(owner, pins.iter().map(wanted).collect(), import).await
+    }
+
+    /// Records one request after the other, and withdraws those that are new if one fails.
+    async fn record_each(
+        self: &Arc<Self>,
+        pins: &[PinSummary],
+        adoption: Adoption<'_>,
+    ) -> Result<Vec<PinRequest>, PinsError> {
+        let (mut requests, mut new) = (Vec::with_capacity(pins.len()), Vec::new());
         for pin in pins {
-            match self.record_as(pin.root, adoption).await {
+            match self.record_renamed(pin.root, adoption).await {
                 Ok((request, is_new)) => {
                     new.extend(is_new.then(|| Arc::clone(&request.id)));
-                    adopted.push(Adopted { pin, request });
+                    requests.push(request);
                 }
                 Err(error) => {
                     self.withdraw(adoption.owner, &new).await;
-                    return Err(error.into());
+                    return Err(error);
                 }
             }
         }
-        Ok(adopted)
+        Ok(requests)
     }
 
     /// The owner's request that already equals the one to record.
@@ -104,15 +133,16 @@ impl Pins {
     }
 
     /// The request that keeps a root for the owner, and whether it is one more than before.
-    async fn record_as(self: &Arc<Self>, root: Cid, adoption: Adoption<'_>) -> Result<(PinRequest, bool), PinsError> {
-        let Adoption { owner, name, meta, renames } = adoption;
+    async fn record_renamed(
+        self: &Arc<Self>,
+        root: Cid,
+        adoption: Adoption<'_>,
+    ) -> Result<(PinRequest, bool), PinsError> {
+        let Adoption { owner, name, .. } = adoption;
         if let Some(known) = self.known(root, adoption) {
             return Ok((known, false));
         }
         let name = name.map(str::to_owned);
-        if !renames {
-            return Ok((self.record(owner, root, name, meta.clone()).await?, true));
-        }
         let has_one = self.of_root(&owner.id, &root).iter().any(|request| request.status != Status::Failed);
         Ok((self.record_once(owner, root, name).await?, !has_one))
     }

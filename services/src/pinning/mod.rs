@@ -6,6 +6,7 @@
 //! | [`filter`] | [`Filter`]: selects requests; [`Page`]: one page of a listing |
 //! | [`service`] | [`Pins`]: the operations on requests |
 //! | [`adopt`] | stored blocks become an owner's pins |
+//! | [`repeatable`] | imports that may run again: idempotency keys and fences |
 //! | [`index`] | all requests in memory, and the fetch queue |
 //! | [`record`] | the records in the pin metadata store |
 //! | [`coordination`] | the log and the claims, by which services that share one list agree |
@@ -38,6 +39,7 @@ pub mod index;
 pub mod metrics;
 pub mod reach;
 pub mod record;
+pub mod repeatable;
 pub mod request;
 pub mod service;
 pub mod walk;
@@ -47,6 +49,7 @@ pub use self::coordination::Coordination;
 pub use self::filter::{Filter, NameMatch, Page, StatusCounts};
 pub use self::metrics::PinMetrics;
 pub use self::reach::PinNetwork;
+pub use self::repeatable::RepeatableImport;
 pub use self::request::{Meta, OPERATOR, Owner, PinParameters, PinRequest, Progress, Status};
 pub use self::service::{DamageReport, PinOptions, Pins, PinsError, Protection, QuotaUsage, RemainingQuota};
 

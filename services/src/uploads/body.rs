@@ -9,7 +9,7 @@ use crate::uploads::resumable::store::StoredBytes;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use tokio::io::{AsyncRead, ReadBuf};
 
 /// A metered body.
@@ -19,6 +19,8 @@ pub struct Meter(Arc<Mutex<Inner>>);
 struct Inner {
     /// The source, until the rest of it is taken back.
     source: Option<Source>,
+    /// The reader, if it waits for the source.
+    waiting: Option<Waker>,
     bytes_read: u64,
     allowance: UploadAllowance,
 }
@@ -40,7 +42,7 @@ impl Meter {
     }
 
     fn new(source: Source, allowance: UploadAllowance) -> Self {
-        Self(Arc::new(Mutex::new(Inner { source: Some(source), bytes_read: 0, allowance })))
+        Self(Arc::new(Mutex::new(Inner { source: Some(source), waiting: None, bytes_read: 0, allowance })))
     }
 
     /// The number of bytes that were read.
@@ -48,9 +50,14 @@ impl Meter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).bytes_read
     }
 
-    /// Takes the unread rest. Nothing can be read after this.
+    /// Takes the unread rest. Nothing can be read after this; a reader that waits ends with an error.
     pub fn into_rest(self) -> RequestBody {
-        match self.0.lock().unwrap_or_else(PoisonError::into_inner).source.take() {
+        let (source, waiting) = {
+            let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            (inner.source.take(), inner.waiting.take())
+        };
+        waiting.into_iter().for_each(Waker::wake);
+        match source {
             Some(Source::Upload(upload)) => upload.into_rest(),
             Some(Source::Stored(_)) | None => boxed(http_body_util::Empty::new()),
         }
@@ -60,13 +67,15 @@ impl Meter {
 impl AsyncRead for Meter {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inner { source, bytes_read, allowance } = &mut *inner;
+        let Inner { source, waiting, bytes_read, allowance } = &mut *inner;
         let before = buf.filled().len();
-        match source {
-            Some(Source::Upload(upload)) => std::task::ready!(Pin::new(upload).poll_read(cx, buf))?,
-            Some(Source::Stored(bytes)) => std::task::ready!(bytes.as_mut().poll_read(cx, buf))?,
-            None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
-        }
+        let read = match source {
+            Some(Source::Upload(upload)) => Pin::new(upload).poll_read(cx, buf),
+            Some(Source::Stored(bytes)) => bytes.as_mut().poll_read(cx, buf),
+            None => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        };
+        *waiting = read.is_pending().then(|| cx.waker().clone());
+        std::task::ready!(read)?;
         *bytes_read += (buf.filled().len() - before) as u64;
         Poll::Ready(allowance.check(*bytes_read).map_err(io::Error::other))
     }
@@ -106,5 +115,22 @@ mod tests {
         let rest = meter.into_rest().collect().await.expect("reads").to_bytes();
         assert_eq!(rest, "0123456789");
         assert!(reader.read(&mut [0; 4]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_waits_ends_when_the_rest_is_taken_back() {
+        let allowance = UploadAllowance { bytes_max: 100, quota: None, cache_bytes_max: None };
+        // Of a writer that writes nothing.
+        let (_writer, bytes) = tokio::io::duplex(16);
+        let meter = Meter::of_stored(Box::pin(bytes), allowance);
+        let mut reader = meter.clone();
+        let reading = async move { reader.read(&mut [0; 4]).await };
+        let ending = async {
+            tokio::task::yield_now().await;
+            drop(meter.into_rest());
+        };
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(30), async { tokio::join!(reading, ending) });
+        let (read, ()) = ended.await.expect("it ends");
+        assert_eq!(read.expect_err("nothing is left").kind(), io::ErrorKind::BrokenPipe);
     }
 }

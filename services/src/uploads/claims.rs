@@ -26,6 +26,7 @@ impl From<PinsError> for UploadError {
             PinsError::Invalid(words) => Self::Invalid(words),
             PinsError::Quota(words) | PinsError::Full(words) => Self::Pins(words),
             PinsError::Store(error) => Self::Store(error),
+            PinsError::TakenOver => Self::TakenOver,
             error @ PinsError::NotFound => Self::Conflict(error.to_string()),
             error @ PinsError::NotPinned { .. } => Self::Unpinned(error.to_string()),
         }

@@ -45,6 +45,9 @@ pub enum UploadError {
     /// A root was no longer pinned when its pin was to be recorded.
     #[error("{0}")]
     Unpinned(String),
+    /// Another run of the import has taken over: whether the upload is pinned is for it to decide.
+    #[error("the import of the upload was taken over, and continues elsewhere")]
+    TakenOver,
     /// The maximum number of concurrent uploads is reached.
     #[error("the maximum of {0} concurrent uploads is reached: try again when one has ended")]
     Busy(usize),
@@ -172,6 +175,7 @@ impl UploadError {
             Self::Quota { .. } | Self::Pins(_) => StatusCode::INSUFFICIENT_STORAGE,
             Self::LargerThanCache { .. } | Self::NotCached { .. } => StatusCode::INSUFFICIENT_STORAGE,
             Self::Conflict(_) | Self::Unpinned(_) => StatusCode::CONFLICT,
+            Self::TakenOver => StatusCode::LOCKED,
             Self::Revoked => StatusCode::FORBIDDEN,
             Self::Busy(_) | Self::TokenLimit => StatusCode::TOO_MANY_REQUESTS,
             Self::Withheld { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,

@@ -54,7 +54,7 @@ use self::limits::UploadAllowance;
 use self::request_body::RequestBody;
 use crate::access::Principal;
 use crate::limiter::{Full, Limiter, Permit};
-use crate::pinning::Pins;
+use crate::pinning::{Pins, RepeatableImport};
 use cache::{BlockStore, RootsIn};
 use content::budget::{Budget, Share};
 use content::importer::{Part, Profile};
@@ -90,6 +90,8 @@ pub struct UploadRequest {
     pub options: UploadOptions,
     /// The receivers of progress events.
     pub watchers: ProgressReceivers,
+    /// The import, if it may run again.
+    pub import: Option<RepeatableImport>,
 }
 
 /// What the body of an upload is, and what becomes of it.
@@ -265,6 +267,15 @@ pub struct Failed {
     pub rest: RequestBody,
 }
 
+/// Ends the reading of a body when it is dropped.
+struct EndOfReading(Meter);
+
+impl Drop for EndOfReading {
+    fn drop(&mut self) {
+        drop(self.0.clone().into_rest());
+    }
+}
+
 /// The permit and the memory of an upload in progress.
 type Resources = (Permit, Share);
 
@@ -355,6 +366,9 @@ impl Uploads {
     /// [`Uploads::take`] for so many bytes that are stored already and were checked against the allowance, and whose
     /// reader takes so much memory. Waits for a permit and memory.
     ///
+    /// If the future is dropped, no more bytes are read, so that the upload fails. One whose bytes have all been read
+    /// may still be pinned, unless the fence of its import prevents it.
+    ///
     /// # Errors
     /// As [`Uploads::take`].
     pub async fn take_queued(
@@ -371,6 +385,7 @@ impl Uploads {
                 reserved => break reserved?,
             }
         };
+        let _reading = EndOfReading(meter.clone());
         self.run((permit, share), request, meter).await
     }
 

@@ -4,8 +4,8 @@
 //! ([`cache::Addition`]) protects the blocks from the first one until the roots are pinned.
 
 use crate::access::Principal;
-use crate::pinning::Owner;
 use crate::pinning::adopt::Adoption;
+use crate::pinning::{Owner, RepeatableImport};
 use crate::uploads::body::Meter;
 use crate::uploads::entries::{CatalogueWatch, EntryWriter, ProgressSender};
 use crate::uploads::pipeline::Pipeline;
@@ -53,6 +53,9 @@ impl BlockSink for PolicySink<'_> {
     }
 }
 
+/// The owner of the pins, and the import that makes them if it may run again.
+type PinnedFor<'a> = (&'a Principal, Option<&'a RepeatableImport>);
+
 /// A map by root.
 type ByRoot<T> = HashMap<Cid, T>;
 
@@ -62,16 +65,17 @@ impl Uploads {
     /// # Errors
     /// [`UploadError`]; nothing new is pinned then.
     pub(super) async fn import(self, request: UploadRequest, meter: Meter) -> Result<UploadResult, UploadError> {
-        let UploadRequest { owner, options, watchers } = request;
+        let UploadRequest { owner, options, watchers, import } = request;
+        let pinned_for = (&owner, import.as_ref());
         match options {
-            UploadOptions::Files(options) => self.import_files(&owner, options, watchers, meter).await,
-            UploadOptions::Car { roots_in, pin } => self.import_car(&owner, roots_in, &pin, meter).await,
+            UploadOptions::Files(options) => self.import_files(pinned_for, options, watchers, meter).await,
+            UploadOptions::Car { roots_in, pin } => self.import_car(pinned_for, roots_in, &pin, meter).await,
         }
     }
 
     async fn import_files(
         self,
-        owner: &Principal,
+        pinned_for: PinnedFor<'_>,
         options: FileOptions,
         watchers: ProgressReceivers,
         meter: Meter,
@@ -93,7 +97,7 @@ impl Uploads {
                         addition.set_packed(*root, packed.zstd_file.cid);
                     }
                 }
-                self.pin(owner, &pin, addition, &cids).await?.1
+                self.pin(pinned_for, &pin, addition, &cids).await?.1
             }
             DestinationWriter::Cached(_) | DestinationWriter::Nothing => HashMap::new(),
         };
@@ -109,7 +113,7 @@ impl Uploads {
 
     async fn import_car(
         self,
-        owner: &Principal,
+        pinned_for: PinnedFor<'_>,
         roots_in: RootsIn,
         pin: &PinDetails,
         meter: Meter,
@@ -118,7 +122,7 @@ impl Uploads {
         let look = move |cid: &Cid| check(&*policy, cid).map_err(SinkError::from);
         let ReadCar { addition, roots, blocks, bytes } =
             cache::take_car(self.begin_addition().await?, meter, roots_in, &look).await?;
-        let (sizes, pins) = self.pin(owner, pin, addition, &roots).await?;
+        let (sizes, pins) = self.pin(pinned_for, pin, addition, &roots).await?;
         let root = |cid: &Cid| Root {
             name: String::new(),
             cid: *cid,
@@ -135,13 +139,13 @@ impl Uploads {
     /// requests.
     async fn pin(
         &self,
-        owner: &Principal,
+        (owner, import): PinnedFor<'_>,
         pin: &PinDetails,
         addition: Addition,
         roots: &[Cid],
     ) -> Result<(ByRoot<u64>, ByRoot<String>), UploadError> {
-        let adoption =
-            Adoption { owner: &Owner::from(owner), name: pin.name.as_deref(), meta: &pin.meta, renames: false };
+        let (owner, name, meta) = (&Owner::from(owner), pin.name.as_deref(), &pin.meta);
+        let adoption = Adoption { owner, name, meta, renames: false, import };
         let adopted = self.pins.adopt(addition, roots, adoption).await?;
         let sizes = adopted.iter().map(|adopted| (adopted.pin.root, adopted.pin.bytes)).collect();
         let requests = adopted.iter().map(|adopted| (adopted.pin.root, adopted.request.id.to_string())).collect();

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use cache::StoreError;
 use futures::future::{self, BoxFuture, FutureExt as _};
 use futures::stream::{self, BoxStream, StreamExt as _};
+use services::pinning::RepeatableImport;
 use services::uploads::UploadError;
 use services::uploads::limits::COMPLETED_MAX;
 use services::uploads::resumable::record::{Record, UploadOutcome};
@@ -336,6 +337,17 @@ impl LockedUpload for SharedUpload {
 
     fn taken_over(&self) -> BoxFuture<'_, ()> {
         self.renew_until_taken_over().boxed()
+    }
+
+    /// The lease is renewed when the fence is asked.
+    fn import_run(&self) -> RepeatableImport {
+        let (inner, id, term) = (Arc::clone(&self.inner), self.id.clone(), self.term);
+        let key = self.id.as_str().into();
+        let fence = move || {
+            let (inner, id) = (Arc::clone(&inner), id.clone());
+            async move { inner.database.renew(&id, term, inner.options.lease).await.map_err(StoreError::from) }.boxed()
+        };
+        RepeatableImport { key, fence: Arc::new(fence) }
     }
 
     fn read(&self) -> BoxFuture<'_, Result<StoredBytes, UploadError>> {

@@ -435,7 +435,10 @@ async fn an_import_is_taken_over_from_a_gateway_that_has_stopped() {
     assert_eq!(one.take_unfinished(&known).await.len(), 0, "the other one imports it");
     second.begin_import().await.expect("is imported");
     second.finish(done()).await.expect("ends");
-    // The first one, which was only slow, learns of it.
+    // The first one, which was only slow, learns of it, and does not record its pins.
+    let runs = [first.import_run(), second.import_run()];
+    assert!(runs[0].key == runs[1].key && &*runs[0].key == "a", "it is one import");
+    assert_eq!(((runs[0].fence)().await.ok(), (runs[1].fence)().await.ok()), (Some(false), Some(true)));
     tokio::time::timeout(TIMEOUT, first.taken_over()).await.expect("was taken over");
     assert!(first.finish(done()).await.is_err());
     assert_eq!(other.take_unfinished(&|owner| owner == "bob").await.len(), 1, "those of other owners");

@@ -71,7 +71,7 @@ impl From<PinsError> for PsaFailure {
         let status = match &error {
             PinsError::NotFound => StatusCode::NOT_FOUND,
             PinsError::Invalid(_) => StatusCode::BAD_REQUEST,
-            PinsError::Quota(_) => StatusCode::CONFLICT,
+            PinsError::Quota(_) | PinsError::TakenOver => StatusCode::CONFLICT,
             PinsError::Full(_) => StatusCode::INSUFFICIENT_STORAGE,
             PinsError::Store(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
             PinsError::Store(StoreError::Closed | StoreError::Busy | StoreError::Unavailable { .. }) => {

@@ -1,7 +1,11 @@
 //! Creation of requests: new ones, replacements, and those for uploads.
+//!
+//! Goals: those of an upload are created together or not at all, and once, also if its import runs again
+//! ([`crate::pinning::repeatable`]).
 
 use crate::pinning::index::{Index, PinOutcome, StoredRequest};
 use crate::pinning::record::PinChange;
+use crate::pinning::repeatable::RepeatableImport;
 use crate::pinning::request::{Meta, Owner, PinParameters, PinRequest, Status};
 use crate::pinning::service::{FollowUp, Pins, PinsError, Protection, now_ms, progress};
 use cache::{PinState, StoreError};
@@ -81,7 +85,7 @@ impl Pins {
     ) -> Result<(StoredRequest, Vec<PinChange>), PinsError> {
         let own = |id: &str| index.entry(id).filter(|entry| entry.owner == owner.id);
         let replaced = replaced.map(|id| own(id).ok_or(PinsError::NotFound)).transpose()?;
-        self.check_quota(index, owner, wanted, replaced)?;
+        self.check_quota(index, owner, &Further { roots: vec![wanted.root], requests: 1 }, replaced)?;
         let is_removing = index.is_removing(&wanted.root);
         let outcome = match index.root(&wanted.root) {
             Some(root) if root.complete && !is_removing => PinOutcome::Pinned,
@@ -122,33 +126,36 @@ impl Pins {
         })
     }
 
-    /// Checks whether the quota allows another request. A replaced request frees its share, except for the bytes, which
-    /// are kept until the replacement is complete.
+    /// Checks whether the quota allows further requests. A replaced request frees its share, except for the bytes,
+    /// which are kept until the replacement is complete.
     fn check_quota(
         &self,
         index: &Index,
         owner: &Owner,
-        wanted: &PinParameters,
+        further: &Further,
         replaced: Option<&StoredRequest>,
     ) -> Result<(), PinsError> {
-        let former = u64::from(replaced.is_some());
+        let (former, count) = (usize::from(replaced.is_some()), further.requests);
         let (pins, bytes) = index.used(&owner.id);
-        if let Some(most) = owner.pins_max.filter(|most| pins.saturating_sub(former) >= *most) {
+        let pins_after = pins.saturating_sub(former as u64).saturating_add(count as u64);
+        if let Some(most) = owner.pins_max.filter(|most| count > 0 && pins_after > *most) {
             return Err(PinsError::Quota(format!("the token has reached its quota of {most} pins: remove some")));
         }
         // The stored bytes of a root that the owner already has count already, and stay after a replacement.
-        let has_it = index.is_live(&owner.id, &wanted.root);
-        let further = index.root(&wanted.root).filter(|_| !has_it).map_or(0, |root| root.progress.bytes);
-        let freed = replaced.filter(|former| former.root != wanted.root).map_or(0, |former| index.freed_by(former));
-        let after = bytes.saturating_sub(freed).saturating_add(further);
+        let new: Vec<&Cid> = further.roots.iter().filter(|root| !index.is_live(&owner.id, root)).collect();
+        let bytes_of = |root: &&Cid| index.root(root).map_or(0, |root| root.progress.bytes);
+        let added = new.iter().map(bytes_of).fold(0, u64::saturating_add);
+        let freed = replaced.filter(|former| !further.roots.contains(&former.root));
+        let freed = freed.map_or(0, |former| index.freed_by(former));
+        let after = bytes.saturating_sub(freed).saturating_add(added);
         if let Some(most) = owner.bytes_max
-            && (after > most || (after == most && further == 0 && !has_it))
+            && (after > most || (after == most && added == 0 && !new.is_empty()))
         {
             let words = format!("the token has {bytes} bytes pinned, with a quota of {most} bytes: remove some pins");
             return Err(PinsError::Quota(words));
         }
         let pins_max = self.options.pins_max;
-        if index.count_of_all().saturating_sub(usize::from(replaced.is_some())) >= pins_max {
+        if count > 0 && index.count_of_all().saturating_sub(former).saturating_add(count) > pins_max {
             return Err(PinsError::Full(format!("the service has reached its maximum of {pins_max} pins")));
         }
         if index.text_bytes() >= TEXT_BYTES_MAX {
@@ -194,6 +201,110 @@ impl Pins {
             added
         })
         .await
+    }
+
+    /// Records requests for DAGs that an upload has just pinned in the store: for all of them, or for none. A root that
+    /// the owner has pinned under the same name keeps its request if no metadata is given, and so does one that an
+    /// earlier run of the same import has recorded. As for [`Pins::record`], the caller protects the roots.
+    ///
+    /// # Errors
+    /// As [`Pins::record`], and [`PinsError::TakenOver`] if another run of the import has taken over.
+    pub async fn record_all(
+        self: &Arc<Self>,
+        owner: &Owner,
+        wanted: Vec<PinParameters>,
+        import: Option<&RepeatableImport>,
+    ) -> Result<Vec<PinRequest>, PinsError> {
+        wanted.iter().try_for_each(PinParameters::check).map_err(PinsError::Invalid)?;
+        let mut protections = Vec::with_capacity(wanted.len());
+        for wanted in &wanted {
+            protections.push(self.protect(wanted.root).await);
+        }
+        let (pins, owner, import) = (Arc::clone(self), owner.clone(), import.cloned());
+        self.spawn_change(async move {
+            let _protections: Vec<Protection> = protections;
+            pins.record_all_now(&owner, wanted, import.as_ref()).await
+        })
+        .await
+    }
+
+    async fn record_all_now(
+        &self,
+        owner: &Owner,
+        wanted: Vec<PinParameters>,
+        import: Option<&RepeatableImport>,
+    ) -> Result<Vec<PinRequest>, PinsError> {
+        let wanted: Vec<_> = wanted.into_iter().map(Arc::new).collect();
+        for PinParameters { root, .. } in wanted.iter().map(Arc::as_ref) {
+            let summary = self.store.pin(root).await?.filter(|pin| pin.state == PinState::Complete);
+            let summary = summary.ok_or(PinsError::NotPinned { root: *root })?;
+            // So that its bytes count, and it is not fetched.
+            self.index_mut().set_progress(root, progress(&summary), true);
+        }
+        let decide = |index: &Index| self.decide_all(index, owner, &wanted, import);
+        let apply = |index: &mut Index, changes: &[PinChange], recorded: Vec<Recorded>| {
+            index.apply(changes);
+            let shown = |recorded: Recorded| Some((index.get(&owner.id, &recorded.id)?, recorded.is_changed));
+            recorded.into_iter().map(shown).collect::<Option<Vec<_>>>()
+        };
+        let recorded = self.commit_fenced(import.map(|import| &import.fence), decide, apply).await;
+        for wanted in &wanted {
+            self.settle_others(&wanted.root).await;
+        }
+        self.changed();
+        let announced = |(request, is_changed): (PinRequest, bool)| {
+            self.follow_ups().extend(is_changed.then_some(FollowUp::Announce(request.root)));
+            request
+        };
+        Ok(recorded?.ok_or(PinsError::NotFound)?.into_iter().map(announced).collect())
+    }
+
+    /// Settles pending requests for a root that is complete. If that fails, the worker does it later.
+    async fn settle_others(&self, root: &Cid) {
+        let is_pending = self.index().is_pending(root);
+        if is_pending && let Err(error) = self.settle_complete(root).await {
+            tracing::warn!(%root, %error, "settling other requests for a pinned root failed");
+        }
+    }
+
+    /// Decides which requests an upload has, and which of them are to be created.
+    fn decide_all(
+        &self,
+        index: &Index,
+        owner: &Owner,
+        wanted: &[Arc<PinParameters>],
+        import: Option<&RepeatableImport>,
+    ) -> Result<(Vec<PinChange>, Vec<Recorded>), PinsError> {
+        let (mut changes, mut recorded, mut further) = (Vec::new(), Vec::new(), Further::default());
+        let created_ms = index.next_created_ms(now_ms());
+        for wanted in wanted {
+            let root = wanted.root;
+            if index.is_removing(&root) || !index.root(&root).is_some_and(|root| root.complete) {
+                return Err(PinsError::NotPinned { root });
+            }
+            let id = import.map(|import| import.request_id(&owner.id, &root));
+            let entry = match existing(index, owner, wanted, id.as_deref()) {
+                Some(entry) if entry.outcome == PinOutcome::Pinned => {
+                    recorded.push(Recorded { id: Arc::clone(&entry.id), is_changed: false });
+                    continue;
+                }
+                // It has lost blocks, or was failed, since an earlier run has recorded it.
+                Some(entry) => StoredRequest { outcome: PinOutcome::Pinned, keeps: None, ..entry.clone() },
+                None => {
+                    let entry = self.entry(index, owner, Arc::clone(wanted), PinOutcome::Pinned, None)?;
+                    let created_ms = created_ms + further.requests as u64;
+                    further.requests += 1;
+                    StoredRequest { id: id.unwrap_or_else(|| Arc::clone(&entry.id)), created_ms, ..entry }
+                }
+            };
+            further.roots.push(root);
+            recorded.push(Recorded { id: Arc::clone(&entry.id), is_changed: true });
+            changes.extend([PinChange::Request(entry), PinChange::RemoveOrphan(root)]);
+        }
+        if !changes.is_empty() {
+            self.check_quota(index, owner, &further, None)?;
+        }
+        Ok((changes, recorded))
     }
 
     /// Records a request for such a DAG, unless the owner has one already. Idempotent, except that a given name
@@ -288,6 +399,41 @@ impl Pins {
             drop(permit);
         });
     }
+}
+
+/// What is to be added to what an owner has.
+#[derive(Debug, Default)]
+struct Further {
+    /// The roots of live requests.
+    roots: Vec<Cid>,
+    /// The number of requests.
+    requests: usize,
+}
+
+/// A request of an upload.
+struct Recorded {
+    id: Arc<str>,
+    /// It is new, or pinned again.
+    is_changed: bool,
+}
+
+/// The owner's request that is the one to record: that of an earlier run of the same import, or one that equals it.
+fn existing<'a>(
+    index: &'a Index,
+    owner: &Owner,
+    wanted: &PinParameters,
+    id: Option<&str>,
+) -> Option<&'a StoredRequest> {
+    let is_same = |entry: &StoredRequest| {
+        let is_named = wanted.name.is_none() || entry.name == wanted.name;
+        is_named && *entry.owner == *owner.id && entry.outcome == PinOutcome::Pinned
+    };
+    let of_import = id.and_then(|id| index.entry(id)).map(|entry| Arc::clone(&entry.id));
+    let id = of_import.or_else(|| match wanted.meta.is_empty() {
+        true => index.requests_for(&wanted.root, is_same).into_iter().next(),
+        false => None,
+    })?;
+    index.entry(&id)
 }
 
 /// Applies a new request. Also returns whether its DAG is being fetched already.

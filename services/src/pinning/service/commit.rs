@@ -7,6 +7,7 @@
 use crate::pinning::clock::whole_millis;
 use crate::pinning::index::{Index, PinOutcome};
 use crate::pinning::record::{self, Orphan, PinChange};
+use crate::pinning::repeatable::Fence;
 use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms, progress};
 use crate::pinning::workers::wait_max;
 use cache::metadata_store::{Appended, Change, LogEntry, LogPosition};
@@ -137,6 +138,17 @@ impl Pins {
         decide: impl Fn(&Index) -> Result<(Vec<PinChange>, T), PinsError>,
         apply: impl FnOnce(&mut Index, &[PinChange], T) -> R,
     ) -> Result<R, PinsError> {
+        self.commit_fenced(None, decide, apply).await
+    }
+
+    /// The same. A fence is asked before each attempt to append changes, after the position was read at which they are
+    /// appended ([`crate::pinning::repeatable`]). [`PinsError::TakenOver`] is its no.
+    pub(in crate::pinning) async fn commit_fenced<T, R>(
+        &self,
+        fence: Option<&Fence>,
+        decide: impl Fn(&Index) -> Result<(Vec<PinChange>, T), PinsError>,
+        apply: impl FnOnce(&mut Index, &[PinChange], T) -> R,
+    ) -> Result<R, PinsError> {
         let mut attempts = Attempts::new();
         loop {
             self.check_halted()?;
@@ -146,6 +158,9 @@ impl Pins {
                 (index.position, index.unlogged_removals(), decided)
             };
             let changes = decided.as_ref().map_or(&[][..], |(changes, _)| changes.as_slice());
+            if !changes.is_empty() {
+                check_fence(fence).await?;
+            }
             // First, because a root may be released again in the same entry.
             let mut cleared: Vec<_> = unlogged.into_iter().map(PinChange::RemoveOrphan).collect();
             let records: Vec<Change> =
@@ -375,6 +390,13 @@ impl Pins {
     /// Whether other services append to the log.
     pub(in crate::pinning) fn is_shared(&self) -> bool {
         self.is_shared
+    }
+}
+
+async fn check_fence(fence: Option<&Fence>) -> Result<(), PinsError> {
+    match fence {
+        Some(fence) if !fence().await? => Err(PinsError::TakenOver),
+        _ => Ok(()),
     }
 }
 

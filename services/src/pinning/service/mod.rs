@@ -118,6 +118,9 @@ pub enum PinsError {
         /// The root to record.
         root: Cid,
     },
+    /// Another run of the import has taken over ([`RepeatableImport`](crate::pinning::RepeatableImport)).
+    #[error("the import was taken over, and continues elsewhere")]
+    TakenOver,
     /// The disk failed, or the service is stopped.
     #[error(transparent)]
     Store(#[from] StoreError),

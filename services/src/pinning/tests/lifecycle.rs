@@ -482,7 +482,8 @@ async fn an_addition_of_which_one_root_is_refused_leaves_nothing() {
     let poor = Owner { pins_max: Some(1), ..owner("poor") };
     let roots = [*first[0].cid(), *second[0].cid()];
     let addition = async || addition(&world, first.iter().chain(&second)).await;
-    let adoption = Adoption { owner: &poor, name: Some("both"), meta: &Default::default(), renames: false };
+    let adoption =
+        Adoption { owner: &poor, name: Some("both"), meta: &Default::default(), renames: false, import: None };
     let refused = pins.adopt(addition().await, &roots, adoption).await;
     assert!(matches!(refused, Err(AdoptError::Pins(PinsError::Quota(_)))), "{refused:?}");
     assert_eq!((pins.used("poor").pins, world.pinned().await.len()), (0, 0));
@@ -503,7 +504,7 @@ async fn a_failed_addition_keeps_the_pins_that_its_owner_had() {
     let pins = world.start().await;
     let poor = Owner { pins_max: Some(1), ..owner("poor") };
     let roots = [*first[0].cid(), *second[0].cid()];
-    let adoption = Adoption { owner: &poor, name: Some("old"), meta: &Default::default(), renames: true };
+    let adoption = Adoption { owner: &poor, name: Some("old"), meta: &Default::default(), renames: true, import: None };
     pins.adopt(addition(&world, &first).await, &roots[..1], adoption).await.expect("adopts");
     // One root is pinned under another name, the other exceeds the quota.
     let both = || addition(&world, first.iter().chain(&second));

@@ -9,6 +9,7 @@
 //! | [`lists`] | filters, pages and times; the duration of listing 10,000 requests |
 //! | [`model`] | the index compared with a simple model |
 //! | [`shared`] | several services that append to one log |
+//! | [`repeated_imports`] | imports that run again at another of these services |
 //! | [`log_failures`] | a single gateway whose log fails |
 //! | [`claims`] | several services that share the work |
 
@@ -19,6 +20,7 @@ mod lists;
 mod log_failures;
 mod model;
 mod quotas;
+mod repeated_imports;
 mod restarts;
 mod shared;
 mod world;

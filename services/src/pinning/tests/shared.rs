@@ -38,7 +38,7 @@ pub struct Site {
 }
 
 impl Site {
-    async fn new(count: usize, entries_bytes_max: usize) -> Self {
+    pub async fn new(count: usize, entries_bytes_max: usize) -> Self {
         Self::taking_over(count, entries_bytes_max, Duration::from_hours(1)).await
     }
 

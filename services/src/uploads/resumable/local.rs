@@ -2,6 +2,7 @@
 //!
 //! Records are in memory, and are changed after their files. A lock for each upload orders the requests that use it.
 
+use crate::pinning::RepeatableImport;
 use crate::uploads::UploadError;
 use crate::uploads::limits::{COMPLETED_MAX, ResumableLimits};
 use crate::uploads::resumable::error::ResumableError;
@@ -409,6 +410,11 @@ impl LockedUpload for LocalUpload {
 
     fn taken_over(&self) -> BoxFuture<'_, ()> {
         future::pending().boxed()
+    }
+
+    /// No other request takes the upload before this one has ended.
+    fn import_run(&self) -> RepeatableImport {
+        RepeatableImport { key: self.upload.id.as_str().into(), fence: Arc::new(|| future::ready(Ok(true)).boxed()) }
     }
 
     fn read(&self) -> BoxFuture<'_, Result<StoredBytes, UploadError>> {

@@ -259,6 +259,8 @@ impl ResumableUploads {
         };
         let outcome = match imported {
             Ok(view) => UploadOutcome::Done(view),
+            // The other run records the outcome.
+            Err(UploadError::TakenOver) => return Err(ResumableError::Locked),
             // It is repeated later.
             Err(error) if error.status() == StatusCode::SERVICE_UNAVAILABLE => {
                 upload.postpone().await;
@@ -290,7 +292,8 @@ impl ResumableUploads {
         let allowance = self.service.allowance(&owner, &options.destination(), record.length)?;
         let meter = Meter::of_stored(bytes, UploadAllowance { bytes_max: u64::MAX, ..allowance });
         let is_whole = matches!(options, UploadOptions::Files(_));
-        let request = UploadRequest { owner, options, watchers: ProgressReceivers::default() };
+        let (watchers, import) = (ProgressReceivers::default(), Some(upload.import_run()));
+        let request = UploadRequest { owner, options, watchers, import };
         let taken = self.service.take_queued(request, meter, (record.length, upload.memory_bytes())).await;
         Ok(upload_views::upload(taken.map_err(|error| error.of_stored(is_whole))?))
     }

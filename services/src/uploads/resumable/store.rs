@@ -10,6 +10,7 @@
 //!
 //! Non-goals: what an upload becomes; who may create one.
 
+use crate::pinning::RepeatableImport;
 use crate::uploads::UploadError;
 use crate::uploads::resumable::error::ResumableError;
 use crate::uploads::resumable::record::{Record, UploadOutcome};
@@ -119,9 +120,13 @@ pub trait LockedUpload: Send + Sync {
     /// The same, and errors of the store.
     fn begin_import(&mut self) -> BoxFuture<'_, Result<(), ResumableError>>;
 
-    /// Completes if another request has taken the upload nevertheless, since its store could not be reached. It has to
-    /// be polled during the import.
+    /// Completes if another request has taken the upload nevertheless, since its store could not be reached, or the
+    /// gateway was paused. It has to be polled during the import.
     fn taken_over(&self) -> BoxFuture<'_, ()>;
+
+    /// This run of the import. Its key is that of the upload, and its fence says no once another request has taken the
+    /// upload.
+    fn import_run(&self) -> RepeatableImport;
 
     /// All bytes up to the offset.
     ///

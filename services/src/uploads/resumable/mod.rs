@@ -32,6 +32,8 @@ pub mod parts;
 pub mod record;
 pub mod store;
 pub mod suite;
+#[cfg(test)]
+mod tests;
 
 pub use self::error::ResumableError;
 pub use self::parts::ResumableUploads;

@@ -60,6 +60,26 @@ impl Piece {
     }
 }
 
+/// Whether a run before may have recorded the pins of an upload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ImportRun {
+    /// None has: the last byte was just received, or the owner had too little space.
+    First,
+    /// One that was killed, or whose outcome was not recorded, may have.
+    Repeated,
+}
+
+impl ImportRun {
+    /// The run of an upload that was complete before. If there was too little space, that is checked before it takes
+    /// some again.
+    fn of_complete(record: &Record) -> Self {
+        match &record.outcome {
+            Some(UploadOutcome::Failed(failure)) if failure.status == StatusCode::INSUFFICIENT_STORAGE => Self::First,
+            _ => Self::Repeated,
+        }
+    }
+}
+
 /// The resumable uploads of all tokens.
 pub struct ResumableUploads {
     service: Uploads,
@@ -121,7 +141,7 @@ impl ResumableUploads {
         for upload in self.store.take_unfinished(&is_known).await {
             let parts = Arc::clone(self);
             tokio::spawn(async move {
-                if let Err(error) = parts.import(upload).await {
+                if let Err(error) = parts.import(upload, ImportRun::Repeated).await {
                     tracing::debug!(%error, "a resumable upload that was complete could not be imported");
                 }
             });
@@ -232,9 +252,13 @@ impl ResumableUploads {
                 _ => Ok(record),
             };
         }
-        // The current quota counts, not that when the upload was created.
-        let options = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
-        self.service.allowance(owner, &options.destination(), record.length)?;
+        let is_complete = record.offset == record.length;
+        // Afterwards that is a matter of the import.
+        if !is_complete {
+            // The current quota counts, not that when the upload was created.
+            let options = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
+            self.service.allowance(owner, &options.destination(), record.length)?;
+        }
         if piece.bytes > record.length - record.offset {
             return Err(ResumableError::TooLong { length: record.length });
         }
@@ -247,14 +271,15 @@ impl ResumableUploads {
             return received.map(|()| record);
         }
         // The upload is complete, even if the body was interrupted after its last byte.
-        self.import(upload).await
+        let run = if is_complete { ImportRun::of_complete(&record) } else { ImportRun::First };
+        self.import(upload, run).await
     }
 
     /// Imports a complete upload, and records the outcome.
-    async fn import(&self, mut upload: Box<dyn LockedUpload>) -> Result<Record, ResumableError> {
+    async fn import(&self, mut upload: Box<dyn LockedUpload>, run: ImportRun) -> Result<Record, ResumableError> {
         upload.begin_import().await?;
         let imported = tokio::select! {
-            imported = self.run_import(&*upload) => imported,
+            imported = self.run_import(&*upload, run) => imported,
             () = upload.taken_over() => return Err(ResumableError::Locked),
         };
         let outcome = match imported {
@@ -284,12 +309,16 @@ impl ResumableUploads {
         (self.holders)(owner).filter(|owner| owner.may(Scope::Pin))
     }
 
-    async fn run_import(&self, upload: &dyn LockedUpload) -> Result<UploadView, UploadError> {
+    async fn run_import(&self, upload: &dyn LockedUpload, run: ImportRun) -> Result<UploadView, UploadError> {
         let record = upload.record();
         let options = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
         let owner = self.pinning_owner(&record.owner).ok_or(UploadError::Revoked)?;
         let bytes = upload.read().await?;
-        let allowance = self.service.allowance(&owner, &options.destination(), record.length)?;
+        let allowance = match run {
+            ImportRun::First => self.service.allowance(&owner, &options.destination(), record.length)?,
+            // The run before may have used up the quota with the same pins. It is checked when they are recorded.
+            ImportRun::Repeated => self.service.limits().allowance(&options.destination()),
+        };
         let meter = Meter::of_stored(bytes, UploadAllowance { bytes_max: u64::MAX, ..allowance });
         let is_whole = matches!(options, UploadOptions::Files(_));
         let (watchers, import) = (ProgressReceivers::default(), Some(upload.import_run()));

@@ -19,14 +19,17 @@
 //!
 //! | module | concern |
 //! |---|---|
+//! | `abandoned` | uploads whose creation was not answered |
 //! | `locked` | an upload that a request has taken |
 //! | `part` | names of objects, and what is in them |
 
+mod abandoned;
 mod locked;
 mod part;
 
 pub use part::{PART_BYTES_MAX, PART_BYTES_MIN};
 
+use self::abandoned::{Abandoned, Which};
 use self::locked::SharedUpload;
 use crate::database::{CreatedUpload, Database, DatabaseUploads, PartRow, UploadRow};
 use bytes::Bytes;
@@ -114,6 +117,7 @@ struct Inner {
     objects: Arc<dyn Objects>,
     mark: Arc<str>,
     options: SharedUploadOptions,
+    abandoned: Abandoned,
     /// Locked by what deletes objects: one at a time in this process.
     deleting: Mutex<()>,
 }
@@ -123,7 +127,8 @@ impl SharedUploads {
     pub fn new(engines: UploadEngines, options: SharedUploadOptions) -> Self {
         let UploadEngines { database, objects, mark } = engines;
         let database = DatabaseUploads::new(database);
-        Self(Arc::new(Inner { database, objects, mark, options, deleting: Mutex::default() }))
+        let (abandoned, deleting) = (Abandoned::default(), Mutex::default());
+        Self(Arc::new(Inner { database, objects, mark, options, abandoned, deleting }))
     }
 
     /// Deletes objects that gateways have left behind, a round of them. Returns how many.
@@ -150,15 +155,35 @@ impl Inner {
         if [query, media_type].into_iter().chain(name).any(|text| text.contains('\0')) {
             return Err(UploadError::Invalid("the parameters and the metadata have a NUL character".to_owned()).into());
         }
+        self.remove_abandoned(Which::New).await?;
         self.remove_expired().await?;
+        let creation = self.abandoned.begin(id);
+        let created = self.create_row(id, &record).await;
+        if matches!(created, Ok(_) | Err(ResumableError::Full(_))) {
+            creation.answered();
+        }
+        created
+    }
+
+    async fn create_row(&self, id: &str, record: &Record) -> Result<Record, ResumableError> {
         let limits = &self.options.limits;
-        match self.database.create(id, &record, limits).await.map_err(StoreError::from)? {
+        match self.database.create(id, record, limits).await.map_err(StoreError::from)? {
             CreatedUpload::Created => {}
             CreatedUpload::TooMany => return Err(ResumableError::too_many(limits.token_max)),
             CreatedUpload::TooLarge => return Err(ResumableError::too_little_space()),
         }
         let found = self.database.find(&record.owner, id, None).await.map_err(StoreError::from)?;
         found.map(|row| row.record).ok_or(ResumableError::Missing)
+    }
+
+    /// Removes uploads of this gateway whose creation was not answered.
+    async fn remove_abandoned(&self, which: Which) -> Result<(), StoreError> {
+        for id in self.abandoned.due(which) {
+            // No request has used it.
+            let is_removed = self.database.remove(&id, 0).await?;
+            self.abandoned.looked_for(&id, is_removed, Instant::now());
+        }
+        Ok(())
     }
 
     async fn find(&self, owner: &str, id: &str) -> Result<UploadRow, ResumableError> {
@@ -207,6 +232,7 @@ impl Inner {
     }
 
     async fn sweep(&self) -> Result<(), StoreError> {
+        self.remove_abandoned(Which::All).await?;
         self.remove_expired().await?;
         self.delete_due().await?;
         let round = getrandom::u32().unwrap_or_default();

@@ -546,6 +546,48 @@ async fn an_outcome_is_recorded_when_the_database_is_back() {
     until("all see it", async || other.find(OWNER, "a").await.is_ok_and(|record| record.outcome == Some(done()))).await;
 }
 
+/// An upload that the database creates after its client has gone does not count against the limits of its owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_creation_is_not_answered_is_removed() {
+    let site = Site::new().await;
+    let limits = ResumableLimits { token_max: 1, ..LIMITS };
+    let one = site.with(folder(&site.dir), SharedUploadOptions::new(limits));
+    let url = site.server.options(NAME).url;
+    let (holder, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    // What creates an upload waits for this lock.
+    let lock = format!("(hashtext('causeway_{NAME}'), 2)");
+    let abandon = async |id: &'static str| {
+        holder.batch_execute(&format!("SELECT pg_advisory_lock{lock}")).await.expect("is held");
+        let creating = {
+            let one = one.clone();
+            tokio::spawn(async move { create(&one, id, OWNER, 10).await.map(|_| ()) })
+        };
+        let waiting = "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        until("it waits", async || site.server.sql(waiting).await.is_ok_and(|count| count == ["1"])).await;
+        creating.abort();
+        assert!(creating.await.is_err_and(|error| error.is_cancelled()));
+        holder.batch_execute(&format!("SELECT pg_advisory_unlock{lock}")).await.expect("is released");
+        until("it is created", async || site.count(&format!("upload WHERE id = '{id}'")).await == 1).await;
+    };
+    // The client asks again.
+    abandon("a").await;
+    create(&one, "b", OWNER, 10).await.expect("is created");
+    let ids =
+        async || -> Vec<String> { one.list(OWNER).await.expect("is listed").into_iter().map(|(id, _)| id).collect() };
+    assert_eq!(ids().await, ["b"]);
+    lock_and_remove(&one, "b").await;
+    // The client asks another gateway.
+    abandon("c").await;
+    one.sweep().await;
+    assert_eq!(ids().await.len(), 0);
+    create(&site.with(folder(&site.dir), SharedUploadOptions::new(limits)), "d", OWNER, 10).await.expect("is created");
+}
+
+async fn lock_and_remove(store: &SharedUploads, id: &str) {
+    lock(store, id).await.remove().await.expect("is removed");
+}
+
 /// What clients send does not become errors of the database.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_clients_send_is_checked() {

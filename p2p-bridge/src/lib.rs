@@ -50,7 +50,7 @@
 //! | `behaviours` | methods that several network behaviours share |
 //! | [`providing`] | announcing provider records, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | reconnecting to peerings, the table of known peers, the key pair |
-//! | [`back_off`], `recent` | exponential back-off, and bounded maps |
+//! | [`back_off`], `smoothed_time`, `recent` | exponential back-off, estimates of durations, and bounded maps |
 
 pub mod address_filter;
 pub mod admission;
@@ -107,6 +107,7 @@ pub mod wants;
 mod behaviours;
 mod bridge;
 mod recent;
+mod smoothed_time;
 mod swarm;
 mod task;
 mod transport;

@@ -1,14 +1,15 @@
 //! Durations of successful dials: smoothed estimates that decide when a dial is overdue and the next one is hedged.
 //!
 //! There is one estimate per kind of path: distance of the address (loopback, private, public) and transport (QUIC,
-//! TCP, circuit relay), because a handshake takes one round trip with one and five with another. The smoothed mean and
-//! mean deviation are those of TCP's retransmission timer (RFC 6298, section 2); a sample is the whole dial, up to the
-//! authenticated connection. A dial is never retransmitted, so every sample is unambiguous.
+//! TCP, circuit relay), because a handshake takes one round trip with one and five with another ([`SmoothedTime`]). A
+//! sample is the whole dial, up to the authenticated connection. A dial is never retransmitted, so every sample is
+//! unambiguous.
 //!
 //! Peers choose how slow they are, so a sample is clamped to [`SAMPLE_MAX`] and the deadline has a ceiling.
 
 use crate::counted::Via;
 use crate::scope::is_public;
+use crate::smoothed_time::SmoothedTime;
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
 use std::net::IpAddr;
@@ -25,51 +26,24 @@ const SAMPLE_MAX: Duration = Duration::from_secs(2);
 /// Kinds of paths: three distances times three transports.
 const KINDS: usize = 9;
 
-/// Mean and mean deviation of one kind of path, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Estimate {
-    mean: f64,
-    deviation: f64,
-}
-
-impl Estimate {
-    fn first(sample: f64) -> Self {
-        Self { mean: sample, deviation: sample / 2.0 }
-    }
-
-    fn add(&mut self, sample: f64) {
-        // RFC 6298, (2.3): the deviation first, from the mean before this sample.
-        self.deviation = 0.75 * self.deviation + 0.25 * (self.mean - sample).abs();
-        self.mean = 0.875 * self.mean + 0.125 * sample;
-    }
-
-    fn deadline(&self) -> Duration {
-        Duration::from_secs_f64(self.mean + 4.0 * self.deviation).clamp(FLOOR, CEILING)
-    }
-}
-
 /// The estimates of all kinds of paths.
 #[derive(Debug, Default)]
 pub struct DialTimes {
-    kinds: [Option<Estimate>; KINDS],
+    kinds: [Option<SmoothedTime>; KINDS],
 }
 
 impl DialTimes {
     /// Adds a sample: a dial of this address succeeded.
     pub fn succeeded(&mut self, address: &Multiaddr, took: Duration) {
-        let sample = took.min(SAMPLE_MAX).as_secs_f64();
         let Some(estimate) = self.kinds.get_mut(kind(address)) else { return };
-        match estimate {
-            Some(estimate) => estimate.add(sample),
-            None => *estimate = Some(Estimate::first(sample)),
-        }
+        *estimate = Some(SmoothedTime::after(*estimate, took.min(SAMPLE_MAX)));
     }
 
     /// The maximum normal duration of a dial of these addresses: the longest of theirs.
     pub fn deadline<'a>(&self, addresses: impl IntoIterator<Item = &'a Multiaddr>) -> Duration {
         let deadlines = addresses.into_iter().map(|address| {
             let estimate = self.kinds.get(kind(address)).copied().flatten();
-            estimate.map_or(INITIAL, |estimate| estimate.deadline())
+            estimate.map_or(INITIAL, |estimate| estimate.limit(1.0).clamp(FLOOR, CEILING))
         });
         deadlines.max().unwrap_or(INITIAL)
     }

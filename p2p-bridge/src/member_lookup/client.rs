@@ -12,6 +12,7 @@ use super::metrics::{LookupResult, Metrics};
 use super::server::WAITING_INTERVAL;
 use super::{Lookup, MemberAddress};
 use crate::dag::framing::read_frame;
+use crate::smoothed_time::SmoothedTime;
 use bytes::Bytes;
 use content::source_error::Stall;
 use content::{Block, Cid};
@@ -122,38 +123,15 @@ struct PeerState {
     /// The latest one last.
     idle: Vec<(Instant, BufReader<OutboundStream>)>,
     breaker: Breaker,
-    first_reply: Option<ReplyTime>,
+    /// The time until the first reply. After one that was not received within its time, it is that time, which doubles
+    /// the next one (RFC 6298, section 5.5).
+    first_reply: Option<SmoothedTime>,
 }
 
-/// The smoothed time until the first reply, and its mean deviation, as in RFC 6298, section 2.
-#[derive(Debug, Clone, Copy)]
-struct ReplyTime {
-    mean: f64,
-    deviation: f64,
-}
-
-impl ReplyTime {
-    fn add(estimate: Option<Self>, sample: Duration) -> Self {
-        let sample = sample.as_secs_f64();
-        match estimate {
-            None => Self { mean: sample, deviation: sample / 2.0 },
-            Some(Self { mean, deviation }) => {
-                Self { mean: 0.875 * mean + 0.125 * sample, deviation: 0.75 * deviation + 0.25 * (mean - sample).abs() }
-            }
-        }
-    }
-
-    /// After a reply that was not received within a time, which doubles it (section 5.5).
-    fn after_timeout(timeout: Duration) -> Self {
-        Self { mean: timeout.as_secs_f64(), deviation: 0.0 }
-    }
-
-    /// How long the next first reply is waited for: twice the mean, since a look-up may have to read a disk.
-    fn timeout(estimate: Option<Self>) -> Duration {
-        let [min, initial, max] = REPLY_TIMEOUTS;
-        let timeout = |Self { mean, deviation }| Duration::from_secs_f64(2.0 * mean + 4.0 * deviation).clamp(min, max);
-        estimate.map_or(initial, timeout)
-    }
+/// How long the next first reply is waited for: twice the mean, since a look-up may have to read a disk.
+fn reply_timeout(estimate: Option<SmoothedTime>) -> Duration {
+    let [min, initial, max] = REPLY_TIMEOUTS;
+    estimate.map_or(initial, |estimate| estimate.limit(2.0).clamp(min, max))
 }
 
 impl Peer {
@@ -182,16 +160,16 @@ impl Peer {
     }
 
     fn first_reply_timeout(&self) -> Duration {
-        ReplyTime::timeout(self.state().first_reply)
+        reply_timeout(self.state().first_reply)
     }
 
     fn replied_after(&self, time: Duration) {
         let mut state = self.state();
-        state.first_reply = Some(ReplyTime::add(state.first_reply, time));
+        state.first_reply = Some(SmoothedTime::after(state.first_reply, time));
     }
 
     fn has_not_replied_within(&self, timeout: Duration) {
-        self.state().first_reply = Some(ReplyTime::after_timeout(timeout));
+        self.state().first_reply = Some(SmoothedTime::exactly(timeout));
     }
 }
 
@@ -471,16 +449,16 @@ mod tests {
     #[test]
     fn the_time_for_a_reply_follows_what_was_measured_within_bounds() {
         let [min, initial, max] = REPLY_TIMEOUTS;
-        assert_eq!(ReplyTime::timeout(None), initial);
-        let after = |sample: Duration, times: usize| (0..times).fold(None, |sum, _| Some(ReplyTime::add(sum, sample)));
-        assert_eq!(ReplyTime::timeout(after(Duration::from_millis(1), 1)), min);
-        assert_eq!(ReplyTime::timeout(after(Duration::from_secs(30), 3)), max);
+        assert_eq!(reply_timeout(None), initial);
+        let after =
+            |sample: Duration, times: usize| (0..times).fold(None, |sum, _| Some(SmoothedTime::after(sum, sample)));
+        assert_eq!(reply_timeout(after(Duration::from_millis(1), 1)), min);
+        assert_eq!(reply_timeout(after(Duration::from_secs(30), 3)), max);
         let usual = Duration::from_millis(1_400);
-        let timeout = ReplyTime::timeout(after(usual, 50));
+        let timeout = reply_timeout(after(usual, 50));
         assert!((2 * usual..2 * usual + Duration::from_millis(10)).contains(&timeout), "{timeout:?}");
         // A gateway that has become slower is waited for longer, and is measured again.
-        let late = ReplyTime::after_timeout(min);
-        assert_eq!(ReplyTime::timeout(Some(late)), (2 * min).min(max));
-        assert_eq!(ReplyTime::timeout(Some(ReplyTime::after_timeout(max))), max);
+        assert_eq!(reply_timeout(Some(SmoothedTime::exactly(min))), (2 * min).min(max));
+        assert_eq!(reply_timeout(Some(SmoothedTime::exactly(max))), max);
     }
 }

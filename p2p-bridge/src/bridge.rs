@@ -156,14 +156,18 @@ struct Members {
 
 impl Members {
     /// The behaviour, and its other ends.
-    fn start(enabled: bool, registry: &mut Registry) -> (member_lookup::behaviour::Behaviour, Self) {
+    fn start(
+        enabled: bool,
+        memory: framing::Memory,
+        registry: &mut Registry,
+    ) -> (member_lookup::behaviour::Behaviour, Self) {
         let metrics = match enabled {
             true => member_lookup::metrics::Metrics::register(registry),
             false => member_lookup::metrics::Metrics::default(),
         };
         let known = KnownMembers::default();
         let (behaviour, ends) = member_lookup::behaviour::Behaviour::new(enabled, known.clone());
-        let client = Client::new(&ends, metrics.clone());
+        let client = Client::new(&ends, memory, metrics.clone());
         (behaviour, Self { known, client, metrics, inbound: Mutex::new(Some(ends.inbound)) })
     }
 }
@@ -257,7 +261,7 @@ impl Bridge {
         let from_peers = options.bitswap.dag_protocol.then_some((of_peers, start));
         let bitswap = bitswap.with_transfers(behaviour::Transfers { from_peers, from_gateways, events });
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
-        let (member_lookup, members) = Members::start(options.member_lookups, registry);
+        let (member_lookup, members) = Members::start(options.member_lookups, memory.clone(), registry);
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let admission = admission.with_members(members.known.clone());
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;

@@ -1,4 +1,5 @@
-//! Length-prefixed frames on a stream of Bitswap or the DAG protocol, read within memory budgets and timeouts.
+//! Length-prefixed frames on a stream of Bitswap, the DAG protocol or look-ups of a site, read within memory budgets
+//! and timeouts.
 //!
 //! Goals: a peer gets memory only for bytes that it has sent, and only while it makes progress. The declared length is
 //! only an upper bound; the buffer starts small and doubles as it fills. The frames of all connections share one budget
@@ -146,7 +147,7 @@ impl Memory {
 }
 
 /// The budgets of one connection.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Budgets {
     memory: Memory,
     connection: Arc<Semaphore>,

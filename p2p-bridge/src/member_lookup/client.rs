@@ -3,6 +3,9 @@
 //! Each gateway that is asked has a pool of streams, so that a look-up seldom waits for a stream to be opened, and windows
 //! of flow control have grown. One that cannot be reached, or does not answer, is not asked for some seconds (a circuit
 //! breaker): the caller then reads the block elsewhere.
+//!
+//! Memory: replies are messages of peers, whose bytes are taken from the network's budget as they are received, and
+//! from a smaller one of the gateway that sends them ([`crate::framing`]).
 
 use super::behaviour::Ends;
 use super::breaker::Breaker;
@@ -11,8 +14,9 @@ use super::message::{REPLY_BYTES_MAX, Reply};
 use super::metrics::{LookupResult, Metrics};
 use super::server::WAITING_INTERVAL;
 use super::{Lookup, MemberAddress};
-use crate::dag::framing::read_frame;
+use crate::framing::{Budgets, Frame, Memory, Permits};
 use crate::smoothed_time::SmoothedTime;
+use crate::traffic::Traffic;
 use bytes::Bytes;
 use content::source_error::Stall;
 use content::{Block, Cid};
@@ -45,7 +49,7 @@ const REPLY_TIMEOUTS: [Duration; 3] = {
 };
 /// A gateway that has replied once and then sends nothing for this long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(3 * WAITING_INTERVAL.as_secs());
-/// The time for a reply from its first byte to its last.
+/// The time for a reply from its first byte to its last, and for the memory that it takes.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a look-up may take in all.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(120);
@@ -104,6 +108,8 @@ enum Failure {
     Late,
     /// The stream broke after the first reply.
     Broken(io::Error),
+    /// There was too little memory for the reply.
+    NoMemory,
     /// What was received is no reply, or not the block.
     Invalid(String),
 }
@@ -115,6 +121,8 @@ struct Peer {
     reads: Semaphore,
     /// Held while a connection is opened.
     connecting: AsyncMutex<()>,
+    /// Of the replies that are being received.
+    budgets: Budgets,
     state: Mutex<PeerState>,
 }
 
@@ -135,9 +143,10 @@ fn reply_timeout(estimate: Option<SmoothedTime>) -> Duration {
 }
 
 impl Peer {
-    fn new() -> Self {
+    fn new(memory: &Memory) -> Self {
         let [fetches, reads] = [FETCHES_MAX, READS_MAX].map(Semaphore::new);
-        Self { fetches, reads, connecting: AsyncMutex::default(), state: Mutex::default() }
+        let budgets = Budgets::new(memory.clone(), Arc::new(Traffic::default()));
+        Self { fetches, reads, connecting: AsyncMutex::default(), budgets, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, PeerState> {
@@ -184,13 +193,14 @@ impl PeerState {
 pub struct Client {
     opening: mpsc::Sender<(PeerId, StreamWaiter)>,
     peers: Mutex<HashMap<PeerId, Arc<Peer>>>,
+    memory: Memory,
     metrics: Metrics,
 }
 
 impl Client {
-    /// A client that opens streams on the connections of a behaviour.
-    pub fn new(ends: &Ends, metrics: Metrics) -> Self {
-        Self { opening: ends.opening.clone(), peers: Mutex::default(), metrics }
+    /// A client that opens streams on the connections of a behaviour. Replies take their memory from a budget.
+    pub fn new(ends: &Ends, memory: Memory, metrics: Metrics) -> Self {
+        Self { opening: ends.opening.clone(), peers: Mutex::default(), memory, metrics }
     }
 
     /// Asks a gateway for a block; `None` if it is not stored there and was not to be fetched.
@@ -244,7 +254,7 @@ impl Client {
         let reply = match self.exchange_with(&peer, member, lookup, connect).await {
             Ok(reply) => reply,
             Err(error) => {
-                let is_lasting = admitted.failed(error.is_definite);
+                let is_lasting = !error.is_own && admitted.failed(error.is_definite);
                 return (error.result, Err(LookupError::Unavailable { reason: error.reason.into(), is_lasting }));
             }
         };
@@ -265,7 +275,7 @@ impl Client {
         if peers.len() >= PEERS_MAX && !peers.contains_key(&peer) {
             peers.clear();
         }
-        Arc::clone(peers.entry(peer).or_insert_with(|| Arc::new(Peer::new())))
+        Arc::clone(peers.entry(peer).or_insert_with(|| Arc::new(Peer::new(&self.memory))))
     }
 
     async fn exchange_with(
@@ -319,11 +329,13 @@ struct AskError {
     result: LookupResult,
     /// Whether the next look-up would fail as well.
     is_definite: bool,
+    /// Whether it says nothing of the gateway that was asked.
+    is_own: bool,
 }
 
 impl AskError {
     fn unavailable(reason: impl Into<String>, is_definite: bool) -> Self {
-        Self { reason: reason.into(), result: LookupResult::Unavailable, is_definite }
+        Self { reason: reason.into(), result: LookupResult::Unavailable, is_definite, is_own: false }
     }
 }
 
@@ -334,7 +346,11 @@ impl From<Failure> for AskError {
                 Self::unavailable(format!("the stream broke: {error}"), false)
             }
             Failure::Late => Self::unavailable("it did not answer in time", false),
-            Failure::Invalid(reason) => Self { reason, result: LookupResult::Invalid, is_definite: true },
+            Failure::NoMemory => {
+                let reason = "messages of peers use up the memory for them (p2p.network_memory_bytes_max)";
+                Self { is_own: true, ..Self::unavailable(reason, false) }
+            }
+            Failure::Invalid(reason) => Self { result: LookupResult::Invalid, ..Self::unavailable(reason, true) },
         }
     }
 }
@@ -396,6 +412,7 @@ impl Received {
 async fn exchange(peer: &Peer, mut stream: BufReader<OutboundStream>, lookup: &Lookup) -> Result<Received, Failure> {
     let first_reply = peer.first_reply_timeout();
     let (asked, since) = (lookup.encode(), Instant::now());
+    peer.budgets.traffic().record_request();
     let late = || {
         peer.has_not_replied_within(first_reply);
         Failure::Late
@@ -412,7 +429,9 @@ async fn exchange(peer: &Peer, mut stream: BufReader<OutboundStream>, lookup: &L
         if next.map_err(Failure::Broken)?.is_empty() {
             return Err(Failure::Broken(io::ErrorKind::UnexpectedEof.into()));
         }
-        match read_reply(&mut stream).await? {
+        // Its memory counts until the block is verified.
+        let (reply, _memory) = read_reply(&peer.budgets, &mut stream).await?;
+        match reply {
             Reply::Waiting => {}
             Reply::Block { data, fetched } => {
                 let block = verify(lookup.cid, data)?;
@@ -432,10 +451,23 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), lookup: &[u8]) -> io::Resu
     stream.flush().await
 }
 
-async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Result<Reply, Failure> {
-    let frame = read_frame(stream, REPLY_BYTES_MAX, READ_TIMEOUT).await.map_err(Failure::Broken)?;
-    let frame = frame.ok_or_else(|| Failure::Broken(io::ErrorKind::UnexpectedEof.into()))?;
-    Reply::decode(frame).map_err(|error| Failure::Invalid(format!("it sent no reply: {error}")))
+/// Reads a reply, and takes the memory of its bytes.
+async fn read_reply(budgets: &Budgets, stream: &mut (impl AsyncRead + Unpin)) -> Result<(Reply, Permits), Failure> {
+    let read = timeout(READ_TIMEOUT, budgets.read_frame(stream)).await.map_err(|_| Failure::Late)?;
+    let failure = |error: io::Error| match error.kind() {
+        io::ErrorKind::OutOfMemory => Failure::NoMemory,
+        _ => Failure::Broken(error),
+    };
+    let (frame, memory) = match read.map_err(failure)? {
+        Frame::Whole(frame, memory) => (frame, memory),
+        Frame::Stalled | Frame::Unsolicited => return Err(Failure::Late),
+        Frame::End => return Err(Failure::Broken(io::ErrorKind::UnexpectedEof.into())),
+    };
+    if frame.len() > REPLY_BYTES_MAX {
+        return Err(Failure::Invalid(format!("it sent a reply of {} bytes", frame.len())));
+    }
+    let reply = Reply::decode(frame).map_err(|error| Failure::Invalid(format!("it sent no reply: {error}")))?;
+    Ok((reply, memory))
 }
 
 fn verify(cid: Cid, data: Bytes) -> Result<Block, Failure> {
@@ -445,6 +477,42 @@ fn verify(cid: Cid, data: Bytes) -> Result<Block, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::framing::{CONNECTION_BUDGET_BYTES, MAX_MESSAGE_BYTES};
+    use futures::io::Cursor;
+
+    #[tokio::test]
+    async fn a_reply_takes_memory_of_the_network_until_it_is_dropped() {
+        let memory = Memory::with_short_timeouts(MAX_MESSAGE_BYTES);
+        let peer = Peer::new(&memory);
+        peer.budgets.traffic().record_request();
+        let data = Bytes::from(vec![7; 1 << 20]);
+        let encoded = Reply::Block { data: data.clone(), fetched: true }.encode().concat();
+        let read = async || read_reply(&peer.budgets, &mut Cursor::new(encoded.clone())).await;
+        let (reply, taken) = read().await.expect("is received");
+        assert_eq!(reply, Reply::Block { data, fetched: true });
+        assert!(memory.try_take(MAX_MESSAGE_BYTES - (1 << 20) + 1).is_none(), "it is taken");
+        drop(taken);
+        // Others have all of it.
+        let all = memory.try_take(MAX_MESSAGE_BYTES).expect("it is returned");
+        let refused = read().await.map(|_| ()).expect_err("there is none");
+        assert!(matches!(refused, Failure::NoMemory), "{refused:?}");
+        drop(all);
+        read().await.expect("is received");
+    }
+
+    #[tokio::test]
+    async fn a_long_reply_is_invalid() {
+        let peer = Peer::new(&Memory::with_short_timeouts(CONNECTION_BUDGET_BYTES));
+        peer.budgets.traffic().record_request();
+        for (bytes, words) in [(REPLY_BYTES_MAX + 1, "bytes"), (16, "no reply")] {
+            let mut encoded = Vec::new();
+            prost::encoding::encode_varint(bytes as u64, &mut encoded);
+            encoded.resize(encoded.len() + bytes, 0xff);
+            let read = read_reply(&peer.budgets, &mut Cursor::new(encoded)).await;
+            let error = read.map(|_| ()).expect_err("is invalid");
+            assert!(matches!(&error, Failure::Invalid(reason) if reason.contains(words)), "{error:?}");
+        }
+    }
 
     #[test]
     fn the_time_for_a_reply_follows_what_was_measured_within_bounds() {

@@ -197,8 +197,8 @@ impl PinAttempt {
 pub(crate) struct PinId(pub(crate) u64);
 
 impl PinId {
-    /// Whether it is the ID that is asked for; any, if none is.
-    pub(crate) fn is(self, id: Option<u64>) -> bool {
+    /// Whether it is the ID of a pin that is asked for; any, if none is given.
+    pub(crate) fn is_asked_for(self, id: Option<u64>) -> bool {
         id.is_none_or(|id| id == self.0)
     }
 }

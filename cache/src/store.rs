@@ -126,6 +126,18 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// [`StoreError`].
     fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>>;
 
+    /// The same after everything that this store was asked to write before: also a pin whose begin was not awaited.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn current_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>> {
+        async move {
+            self.written().await?;
+            self.pin(root).await
+        }
+        .boxed()
+    }
+
     /// The members of a root's pin that are not stored; none if the pin is complete, or there is none. Reads no values,
     /// but looks up every member.
     ///
@@ -227,15 +239,15 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// # Errors
     /// [`StoreError`]; the pin may still be removed later, if the store is in a database that other gateways use.
     fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
-        self.remove_pin_with(root, None)
+        self.remove_pin_by_id(root, None)
     }
 
-    /// The same, but only the pin with this [`PinSummary::id`] if one is given, so that a removal which was delayed does
-    /// not remove a later pin of the root.
+    /// The same, but only the pin with this [`PinSummary::id`] if one is given, so that a removal which was delayed
+    /// does not remove a later pin of the root.
     ///
     /// # Errors
     /// As [`BlockStore::remove_pin`].
-    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>>;
+    fn remove_pin_by_id<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>>;
 
     /// Deletes blocks. They cannot be found any more when this completes. A deleted block stays a member of its pins,
     /// which become partial. Space on the disk is overwritten, or deleted with the values beside it. Any number of keys

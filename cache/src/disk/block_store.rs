@@ -131,7 +131,7 @@ impl BlockStore for Disk {
         async move { finished.await? }.boxed()
     }
 
-    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
+    fn remove_pin_by_id<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
         let removed = self.queue().ask(move |reply| Barrier::Remove { root: *root, id, reply });
         async move { removed.await? }.boxed()
     }

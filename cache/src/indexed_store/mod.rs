@@ -354,7 +354,7 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
         async move { finished.await? }.boxed()
     }
 
-    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
+    fn remove_pin_by_id<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
         let removed = self.inner.queue.ask(move |reply| Command::Remove { root: *root, id, reply });
         async move { removed.await? }.boxed()
     }

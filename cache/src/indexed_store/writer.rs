@@ -471,7 +471,7 @@ impl<B: Backing> Writer<B> {
     /// Removes a pin durably, with this ID if one is given; its members are unpinned later, in chunks.
     fn remove(&mut self, root: &Cid, id: Option<u64>) -> Result<bool, StoreError> {
         let found = self.shared.index().pin_of(root);
-        let Some(pin) = found.filter(|pin| pin.is(id)) else { return Ok(false) };
+        let Some(pin) = found.filter(|pin| pin.is_asked_for(id)) else { return Ok(false) };
         if let Err(error) = self.shared.backing.remove_pin(pin) {
             self.uncertain.insert(pin);
             return Err(error);

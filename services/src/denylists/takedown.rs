@@ -269,10 +269,10 @@ impl Control {
             self.evict(&batch, &mut done).await?;
         }
         // Last, because removing a pin deletes the blocks below.
-        for root in
-            pins.into_removable(&withheld, named.filter(|_| is_whole)).into_iter().filter(|root| self.is_refused(root))
-        {
-            if self.tiers.store().remove_pin(&root).await? {
+        let removable = pins.into_removable(&withheld, named.filter(|_| is_whole)).into_iter();
+        for (root, id) in removable.filter(|(root, _)| self.is_refused(root)) {
+            // Not a later pin: the rule may be removed before this statement has its effect.
+            if self.tiers.store().remove_pin_by_id(&root, Some(id)).await? {
                 done.unpinned.push(root);
             }
         }
@@ -386,7 +386,8 @@ impl Control {
     /// The roots of pins.
     async fn pins(&self) -> Result<PinnedRoots, ControlError> {
         let pins = self.tiers.store().pins().await?;
-        let (withheld, allowed) = pins.into_iter().map(|pin| pin.root).partition(|root| self.is_refused(root));
+        let pins = pins.into_iter().map(|pin| (pin.root, pin.id));
+        let (withheld, allowed) = pins.partition(|(root, _)| self.is_refused(root));
         Ok(PinnedRoots { allowed, withheld })
     }
 
@@ -572,20 +573,20 @@ impl Control {
     }
 }
 
-/// The roots of the pins before a take-down.
+/// The roots of the pins before a take-down, with the IDs of these pins.
 struct PinnedRoots {
-    allowed: Vec<Cid>,
-    withheld: Vec<Cid>,
+    allowed: Vec<(Cid, u64)>,
+    withheld: Vec<(Cid, u64)>,
 }
 
 impl PinnedRoots {
     /// The roots whose pins a take-down removes if it withholds them: those that were not withheld before, and those
     /// that it names or found, which an earlier attempt may have withheld.
-    fn into_removable(self, found: &CidList, named: Option<Cid>) -> Vec<Cid> {
-        let withheld: HashSet<BlockKey> = self.withheld.iter().filter_map(BlockKey::of).collect();
+    fn into_removable(self, found: &CidList, named: Option<Cid>) -> Vec<(Cid, u64)> {
+        let withheld: HashSet<BlockKey> = self.withheld.iter().filter_map(|(root, _)| BlockKey::of(root)).collect();
         let found = found.iter().chain(named).filter_map(|cid| BlockKey::of(&cid));
         let repeated: HashSet<BlockKey> = found.filter(|key| withheld.contains(key)).collect();
-        let is_repeated = |root: &Cid| BlockKey::of(root).is_some_and(|key| repeated.contains(&key));
+        let is_repeated = |(root, _): &(Cid, u64)| BlockKey::of(root).is_some_and(|key| repeated.contains(&key));
         self.allowed.into_iter().chain(self.withheld.into_iter().filter(is_repeated)).collect()
     }
 }

@@ -139,6 +139,8 @@ impl Pins {
         adoption: Adoption<'_>,
     ) -> Result<(PinRequest, bool), PinsError> {
         let Adoption { owner, name, .. } = adoption;
+        // Another gateway may have removed what is known here.
+        self.know_latest().await?;
         if let Some(known) = self.known(root, adoption) {
             return Ok((known, false));
         }

@@ -157,14 +157,6 @@ impl PinChange {
         }
     }
 
-    /// The root whose pin is to be removed by a service.
-    pub fn released_root_of(&self, service: &str) -> Option<Cid> {
-        match self {
-            Self::Orphan(root, orphan) if orphan.removed_by.as_deref() == Some(service) => Some(*root),
-            _ => None,
-        }
-    }
-
     fn of_record(key: &[u8], value: &[u8]) -> Option<Self> {
         Some(match named(key)? {
             (REQUEST, id) => Self::Request(entry(id, serde_json::from_slice(value).ok()?)?),

@@ -251,6 +251,12 @@ pub trait BlockIndex: Send + Sync + fmt::Debug {
     /// [`StoreError`].
     fn finish_pin(&self, attempt: PinAttempt) -> BoxFuture<'_, Result<FinishedPin, StoreError>>;
 
+    /// The pin of a root after all changes that this index was asked for before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn current_pin(&self, root: Cid) -> BoxFuture<'_, Result<Option<PinSummary>, StoreError>>;
+
     /// Removes the pin of a root, with this ID if one is given. Returns whether there was one. Its members are released by
     /// [`Self::release_members`].
     ///

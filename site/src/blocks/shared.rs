@@ -508,6 +508,14 @@ impl SharedBlocks {
         self.index.figures().await
     }
 
+    /// The pin of a root after all changes that were asked for before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn current_pin(&self, root: Cid) -> Result<Option<PinSummary>, StoreError> {
+        self.index.current_pin(root).await
+    }
+
     /// Removes a pin, with this ID if one is given. Returns whether there was one.
     ///
     /// # Errors

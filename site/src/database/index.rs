@@ -575,6 +575,15 @@ impl BlockIndex for DatabaseIndex {
         async move { Ok(self.finish(attempt).await?) }.boxed()
     }
 
+    fn current_pin(&self, root: Cid) -> BoxFuture<'_, Result<Option<PinSummary>, StoreError>> {
+        async move {
+            // The session of the changes, which runs them in their order.
+            let rows = self.change(&self.statements.pin, &[(&root.to_bytes(), Type::BYTEA)]).await?;
+            Ok(self.summaries(&rows)?.pop())
+        }
+        .boxed()
+    }
+
     fn remove_pin(&self, root: Cid, id: Option<u64>) -> BoxFuture<'_, Result<bool, StoreError>> {
         async move {
             let (root, id) = (root.to_bytes(), id.map(|id| i64::try_from(id).unwrap_or(i64::MAX)));

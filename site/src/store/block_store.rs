@@ -366,7 +366,11 @@ impl BlockStore for SiteStore {
         self.inner.finish_pin(attempt).boxed()
     }
 
-    fn remove_pin_with<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
+    fn current_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>> {
+        self.inner.shared.current_pin(*root).boxed()
+    }
+
+    fn remove_pin_by_id<'a>(&'a self, root: &'a Cid, id: Option<u64>) -> BoxFuture<'a, Result<bool, StoreError>> {
         self.inner.remove_pin(root, id).boxed()
     }
 

@@ -162,7 +162,7 @@ impl Writer {
 
     fn remove_record(&mut self, root: Cid, id: Option<u64>) -> Result<Option<PinId>, StoreError> {
         let found = self.store.pin(&root.to_bytes())?;
-        let Some(record) = found.filter(|record| record.id.is(id)) else { return Ok(None) };
+        let Some(record) = found.filter(|record| record.id.is_asked_for(id)) else { return Ok(None) };
         let mut group = self.begin();
         group.batch.delete_cf(self.store.family(PINS)?, root.to_bytes());
         group.batch.put_cf(self.store.family(META)?, release_key(record.id), []);

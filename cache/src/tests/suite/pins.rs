@@ -151,10 +151,10 @@ async fn a_removed_pin_deletes_blocks_that_no_other_pin_has(home: Home) {
     store.pin_recursive(*second[0].cid(), None, supply(second)).await.expect("pins");
     assert_eq!(store.stats().pinned_bytes, 1_500 * home.cost(5_000), "shared blocks are stored once");
     let id = store.pin(first[0].cid()).await.expect("reads").expect("a pin").id;
-    assert!(!store.remove_pin_with(first[0].cid(), Some(id + 1000)).await.expect("has another ID"));
+    assert!(!store.remove_pin_by_id(first[0].cid(), Some(id + 1000)).await.expect("has another ID"));
     assert_eq!(store.pins().await.expect("lists").len(), 2);
-    assert!(store.remove_pin_with(first[0].cid(), Some(id)).await.expect("removes"));
-    assert!(!store.remove_pin_with(first[0].cid(), Some(id)).await.expect("removes"), "it is removed at once");
+    assert!(store.remove_pin_by_id(first[0].cid(), Some(id)).await.expect("removes"));
+    assert!(!store.remove_pin_by_id(first[0].cid(), Some(id)).await.expect("removes"), "it is removed at once");
     assert!(!store.remove_pin(first[0].cid()).await.expect("removes"), "it is removed at once");
     store.settle().await;
     assert!(store.holds_all(second).await);

@@ -46,10 +46,10 @@ impl Index {
                     self.set_work(root, work);
                     continue;
                 }
-                PinChange::Orphan(root, _) => {
+                PinChange::Orphan(root, orphan) => {
                     affected.push(*root);
-                    if change.released_root_of(own).is_none() {
-                        self.remove_elsewhere(root);
+                    if orphan.removed_by.as_deref() != Some(own) {
+                        self.remove_elsewhere(root, orphan.removed_by.as_deref());
                         continue;
                     }
                 }

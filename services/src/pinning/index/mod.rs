@@ -23,7 +23,7 @@ mod removal;
 pub use self::queries::Batch;
 pub use self::removal::RemovalEnd;
 
-use self::removal::RemovalState;
+use self::removal::{RemovalElsewhere, RemovalState};
 use crate::pinning::clock::{Clock, whole_millis};
 use crate::pinning::record::Work;
 use crate::pinning::request::{PinParameters, Progress};
@@ -242,10 +242,10 @@ pub struct Index {
     lost: HashSet<Cid>,
     /// Roots in [`RemovalState::Unlogged`].
     unlogged_removals: BTreeSet<Cid>,
-    /// Roots in [`RemovalState::Unfinished`].
-    unfinished_removals: BTreeSet<Cid>,
-    /// Roots in [`RemovalState::Elsewhere`], and since when.
-    removals_elsewhere: BTreeMap<Cid, u64>,
+    /// Roots in [`RemovalState::Decided`] and [`RemovalState::Unfinished`].
+    removals_due: BTreeSet<Cid>,
+    /// Roots in [`RemovalState::Elsewhere`].
+    removals_elsewhere: BTreeMap<Cid, RemovalElsewhere>,
     /// How many removals this service has begun.
     removals: u64,
     /// The owner for whom each active root is fetched.

@@ -31,6 +31,15 @@ impl RemovalState {
     }
 }
 
+/// A removal by another service.
+#[derive(Debug)]
+pub(super) struct RemovalElsewhere {
+    /// That service.
+    by: Option<Box<str>>,
+    /// Since when it is known, by the clock of the index.
+    since_ms: u64,
+}
+
 /// How an attempt to remove a pin has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemovalEnd {
@@ -99,21 +108,26 @@ impl Index {
         matches!(self.removal(cid), RemovalState::Decided | RemovalState::Unfinished)
     }
 
-    /// The roots whose removal this service is to repeat until it succeeds.
-    pub fn unfinished_removals(&self) -> Vec<Cid> {
-        self.unfinished_removals.iter().copied().collect()
+    /// The roots whose pins this service is to remove, and does not remove yet: an attempt has failed, or an upload or a
+    /// worker uses the root.
+    pub fn removals_due(&self) -> Vec<Cid> {
+        self.removals_due.iter().copied().collect()
     }
 
-    /// The roots whose pins another service was to remove before a time, and that are not known to be removed. That
+    /// The roots whose pins another service is to remove, as this one has known since a time or for longer. That
     /// service may no longer exist.
-    pub fn removals_elsewhere_since(&self, before_ms: u64) -> Vec<Cid> {
-        self.removals_elsewhere.iter().filter(|(_, since_ms)| **since_ms <= before_ms).map(|(cid, _)| *cid).collect()
+    pub fn removals_elsewhere_until(&self, known_ms: u64) -> Vec<Cid> {
+        let known = self.removals_elsewhere.iter().filter(|(_, noted)| noted.since_ms <= known_ms);
+        known.map(|(cid, _)| *cid).collect()
     }
 
-    /// The log had notes of removals when this service started: its own, which a former process may have begun, and
-    /// those of others.
-    pub fn resume_noted(&mut self, cid: &Cid, is_own: bool) {
-        self.set_removal(cid, if is_own { RemovalState::Unfinished } else { RemovalState::Elsewhere });
+    /// The log had the note of a removal when this service started. That of a former process of the same node is to be
+    /// taken over at once.
+    pub fn leave_noted(&mut self, cid: &Cid, removed_by: Option<&str>, by_former: bool) {
+        self.remove_elsewhere(cid, removed_by);
+        if let Some(noted) = self.removals_elsewhere.get_mut(cid).filter(|_| by_former) {
+            noted.since_ms = 0;
+        }
     }
 
     /// Withdraws the removal of a root's pin that has not begun, if a request needs it again. Returns whether it did.
@@ -141,11 +155,14 @@ impl Index {
     }
 
     /// The log says that another service is to remove a root's pin. Until it has done so, the root waits here.
-    pub(super) fn remove_elsewhere(&mut self, cid: &Cid) {
+    pub(super) fn remove_elsewhere(&mut self, cid: &Cid, removed_by: Option<&str>) {
         self.set_removal(cid, RemovalState::Elsewhere);
-        // Also if a third service has taken over.
-        let now_ms = self.clock.now_ms();
-        self.removals_elsewhere.insert(*cid, now_ms);
+        // It is known already if all records are read again. A third service may have taken over.
+        let is_known = self.removals_elsewhere.get(cid).is_some_and(|noted| noted.by.as_deref() == removed_by);
+        if !is_known {
+            let noted = RemovalElsewhere { by: removed_by.map(Box::from), since_ms: self.clock.now_ms() };
+            self.removals_elsewhere.insert(*cid, noted);
+        }
         self.reset(cid);
     }
 
@@ -172,13 +189,12 @@ impl Index {
         root.removal = state;
         root.notify();
         self.unlogged_removals.remove(cid);
-        self.unfinished_removals.remove(cid);
+        self.removals_due.remove(cid);
         self.removals_elsewhere.remove(cid);
         match state {
             RemovalState::Unlogged => _ = self.unlogged_removals.insert(*cid),
-            RemovalState::Unfinished => _ = self.unfinished_removals.insert(*cid),
-            RemovalState::Elsewhere => _ = self.removals_elsewhere.insert(*cid, self.clock.now_ms()),
-            RemovalState::None | RemovalState::Decided | RemovalState::Running(_) => {}
+            RemovalState::Decided | RemovalState::Unfinished => _ = self.removals_due.insert(*cid),
+            RemovalState::None | RemovalState::Running(_) | RemovalState::Elsewhere => {}
         }
         self.requeue(cid);
         self.remove_root_if_unused(cid);

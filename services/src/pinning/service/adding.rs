@@ -320,6 +320,8 @@ impl Pins {
     ) -> Result<PinRequest, PinsError> {
         let pins = Arc::clone(self);
         self.spawn_change(async move {
+            // Another gateway may have removed what is known here.
+            pins.commit(|_| Ok((Vec::new(), ()))).await?;
             pins.refresh(&root).await?;
             pins.settle_stored(&root).await
         })
@@ -374,10 +376,10 @@ impl Pins {
     /// While the pin is protected, the removal waits.
     ///
     /// # Errors
-    /// [`PinsError::Store`].
+    /// [`PinsError::Store`]. If others share the log, the removal is tried again.
     pub async fn remove_unneeded(self: &Arc<Self>, root: Cid) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
-        self.spawn_change(async move {
+        let removal = async move {
             if !pins.index_mut().request_removal(&root) {
                 return Ok(());
             }
@@ -386,8 +388,12 @@ impl Pins {
                 Ok((pins.removal_of(root).into_iter().filter(|_| is_removable).collect(), ()))
             };
             pins.commit(decide).await
-        })
-        .await
+        };
+        let removed = self.spawn_change(removal).await;
+        if removed.is_err() {
+            self.retry_removal(root);
+        }
+        removed
     }
 
     /// Dials without waiting, unless too many dials are in progress.

@@ -68,28 +68,31 @@ pub(super) async fn follow(pins: Weak<Pins>, stopping: CancellationToken, latest
             Some(Err(_)) => latest = None,
             _ => {}
         }
-        if let Err(error) = pins.catch_up().await {
+        // Removals are tried again at intervals, however often others append.
+        let caught_up = if hint.is_some() { pins.know_latest().await } else { pins.catch_up().await };
+        if let Err(error) = caught_up {
             tracing::warn!(%error, "reading the changes of other gateways failed; it will be retried");
         }
     }
 }
 
 impl Pins {
-    /// Applies what other services have appended so far. Then repeats removals that failed, also those of others.
+    /// Applies what other services have appended so far, if there are any.
+    pub(in crate::pinning) async fn know_latest(self: &Arc<Self>) -> Result<(), PinsError> {
+        let pins = Arc::clone(self);
+        self.spawn_worker_change(async move { pins.commit(|_| Ok((Vec::new(), ()))).await }).await
+    }
+
+    /// The same. Then repeats removals that failed, also those of others.
     pub(in crate::pinning) async fn catch_up(self: &Arc<Self>) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         let change = async move {
             pins.commit(|_| Ok((Vec::new(), ()))).await?;
             pins.take_over_removals().await?;
-            let unfinished = pins.index().unfinished_removals();
-            unfinished.iter().for_each(|root| pins.resume_removal(root));
-            for root in mem::take(&mut *pins.left_over()) {
-                let is_decided = pins.index().is_removal_decided(&root);
-                match is_decided {
-                    true => pins.resume_removal(&root),
-                    false => pins.follow_ups().push(FollowUp::RemoveUnneeded(root)),
-                }
-            }
+            let due = pins.index().removals_due();
+            due.iter().for_each(|root| pins.resume_removal(root));
+            let left_over = mem::take(&mut *pins.left_over());
+            pins.follow_ups().extend(left_over.into_iter().map(FollowUp::RemoveUnneeded));
             Ok(())
         };
         self.spawn_worker_change(change).await
@@ -99,8 +102,8 @@ impl Pins {
     async fn take_over_removals(&self) -> Result<(), PinsError> {
         let after_ms = whole_millis(self.options.removals_taken_over_after);
         let abandoned = |index: &Index| {
-            let before_ms = index.clock.now_ms().saturating_sub(after_ms);
-            let mut roots = index.removals_elsewhere_since(before_ms);
+            let known_ms = index.clock.now_ms().saturating_sub(after_ms);
+            let mut roots = index.removals_elsewhere_until(known_ms);
             roots.truncate(TAKEN_OVER_MAX);
             roots
         };
@@ -113,7 +116,12 @@ impl Pins {
             Ok((roots.into_iter().map(|root| self.note_of(root)).collect(), count))
         };
         let count = self.commit(decide).await?;
-        tracing::info!(count, "the removal of pins is taken over, which other gateways have not completed");
+        if count > 0 {
+            tracing::info!(
+                count,
+                "removing pins in place of other gateways, which have begun that and not completed it"
+            );
+        }
         Ok(())
     }
 
@@ -318,8 +326,13 @@ impl Pins {
         if !is_idle(&self.index()) {
             return;
         }
-        if self.stored_pin(root).await.is_some() {
-            self.follow_ups().push(FollowUp::RemoveUnneeded(*root));
+        match self.store.current_pin(root).await {
+            Ok(None) => {}
+            Ok(Some(_)) => self.follow_ups().push(FollowUp::RemoveUnneeded(*root)),
+            Err(error) => {
+                tracing::warn!(%root, %error, "reading a pin failed; it is removed if nothing needs it");
+                self.retry_removal(*root);
+            }
         }
     }
 

@@ -137,8 +137,10 @@ impl Pins {
             let work = index.root(&root).map(|root| root.work.clone()).unwrap_or_default();
             index.set_work(&root, Work { lost: true, ..work });
         }
+        let former = format!("{}/", self.reach.peer_id);
         for (root, orphan) in orphans {
-            index.resume_noted(&root, orphan.removed_by.as_deref() == Some(&self.name));
+            let by_former = orphan.removed_by.as_deref().is_some_and(|by| by.starts_with(&former));
+            index.leave_noted(&root, orphan.removed_by.as_deref(), by_former);
         }
     }
 

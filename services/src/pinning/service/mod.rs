@@ -21,9 +21,10 @@
 //! without a request.
 //!
 //! Services that share a store agree on removals by the log. While it has the note of one, no service acknowledges the
-//! root as pinned. The note is cleared when the pin is known to be removed, so that what is stored afterwards is another
-//! pin, with another ID. A service that was paused, or whose statement is delayed on its way to the database, removes
-//! only the pin that it found before it last saw its note. If a service does not complete a removal, others take it over.
+//! root as pinned. The note is cleared when the pin is known to be removed, so that what is stored afterwards is
+//! another pin, with another ID. A service that was paused, or whose statement is delayed on its way to the database,
+//! removes only the pin that it found before it last saw its note. If a service does not complete a removal, others
+//! take it over.
 
 pub use self::loading::DamageReport;
 
@@ -193,7 +194,8 @@ pub struct Pins {
     pub(in crate::pinning) claims: Arc<dyn Claims>,
     /// Other services append to the log.
     is_shared: bool,
-    /// The service's name in the log: the peer ID of its node.
+    /// The name of this process in the log: the peer ID of its node, and when it began. A former process of the node may
+    /// only have been paused.
     name: String,
     index: RwLock<Index>,
     /// Serialises changes.
@@ -311,7 +313,7 @@ impl Pins {
         Self {
             options,
             store,
-            name: reach.peer_id.to_string(),
+            name: format!("{}/{}", reach.peer_id, now_ms()),
             reach,
             metrics,
             wake: Notify::new(),

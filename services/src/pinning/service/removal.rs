@@ -111,7 +111,7 @@ impl Pins {
                     }
                 }
                 Err(error) => {
-                    let retried = if self.retry_removal(root) { "soon" } else { "at the next start" };
+                    let retried = if self.is_shared() { "soon" } else { "at the next start" };
                     tracing::warn!(%root, %error, retried, "removing a pin that is no longer needed failed");
                 }
             },
@@ -125,19 +125,19 @@ impl Pins {
             }
             FollowUp::RemoveUnneeded(root) => {
                 if let Err(error) = self.remove_unneeded(root).await {
-                    let retried = self.retry_removal(root);
+                    let retried = self.is_shared();
                     tracing::warn!(%root, %error, retried, "removing a pin that is no longer needed failed");
                 }
             }
         }
     }
 
-    /// Has a removal repeated by the task that follows other services, if there are any. Returns whether it will be.
-    fn retry_removal(&self, root: Cid) -> bool {
-        if self.is_shared() {
-            self.left_over().push(root);
+    /// Has the decision on a removal repeated by the task that follows other services, if there are any.
+    pub(super) fn retry_removal(&self, root: Cid) {
+        let mut left_over = self.left_over();
+        if self.is_shared() && !left_over.contains(&root) {
+            left_over.push(root);
         }
-        self.is_shared()
     }
 
     /// Removes the store's pin of a root, and returns the zstd file if it was that of a packed file.
@@ -168,7 +168,7 @@ impl Pins {
     /// the pin of that root may be a later one.
     async fn remove_shared_pin(self: &Arc<Self>, root: &Cid, number: u64) -> Result<(), StoreError> {
         // First, because this pin is the one to remove if the log still says so afterwards.
-        let found = self.store.pin(root).await?;
+        let found = self.store.current_pin(root).await?;
         let (caught_up, _) = self.change(self.commit(|_| Ok((Vec::new(), ())))).await;
         match caught_up {
             Err(PinsError::Store(error)) => return Err(error),
@@ -176,7 +176,7 @@ impl Pins {
             Ok(()) => {}
         }
         if let Some(pin) = found.filter(|_| self.index().runs_removal(root, number)) {
-            self.store.remove_pin_with(root, Some(pin.id)).await?;
+            self.store.remove_pin_by_id(root, Some(pin.id)).await?;
         }
         Ok(())
     }

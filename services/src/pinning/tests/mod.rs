@@ -9,12 +9,14 @@
 //! | [`lists`] | filters, pages and times; the duration of listing 10,000 requests |
 //! | [`model`] | the index compared with a simple model |
 //! | [`shared`] | several services that append to one log |
+//! | [`late_store`] | their block store, with faults |
 //! | [`repeated_imports`] | imports that run again at another of these services |
 //! | [`log_failures`] | a single gateway whose log fails |
 //! | [`claims`] | several services that share the work |
 
 mod block_loss;
 mod claims;
+mod late_store;
 mod lifecycle;
 mod lists;
 mod log_failures;

@@ -4,6 +4,7 @@ use crate::pinning::coordination::{Coordination, SingleService};
 use crate::pinning::fetch::FetchError;
 use crate::pinning::index::{Index, PinOutcome, RemovalEnd, StoredRequest};
 use crate::pinning::record::{self, PinChange};
+use crate::pinning::tests::late_store::{LateStore, Removal};
 use crate::pinning::tests::*;
 use crate::pinning::workers::Attempted;
 use crate::pinning::{Meta, QuotaUsage};
@@ -33,6 +34,8 @@ impl Connection {
 /// Services that do not fetch, and learn of each other when they append or catch up.
 pub struct Site {
     pub world: World,
+    /// The faults of the block store.
+    pub late: LateStore,
     pub connections: Vec<Arc<Connection>>,
     pub services: Vec<Arc<Pins>>,
 }
@@ -55,14 +58,16 @@ impl Site {
         Self::of(world, 1).await
     }
 
-    async fn of(world: World, count: usize) -> Self {
+    async fn of(mut world: World, count: usize) -> Self {
+        let late = LateStore::new(Arc::clone(&world.store));
+        world.store = Arc::new(late.clone());
         let (mut connections, mut services) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let connection = Connection::new(&world.register);
             services.push(connection.start(&world).await.expect("starts"));
             connections.push(connection);
         }
-        Self { world, connections, services }
+        Self { world, late, connections, services }
     }
 
     /// Starts a service that does not know anything.
@@ -101,6 +106,7 @@ impl Site {
     /// Waits until all services have applied everything, and have carried out what follows.
     pub async fn settles(&self) {
         self.connections.iter().for_each(|connection| connection.repair());
+        self.late.repair();
         let all_are_current = async || {
             for pins in &self.services {
                 pins.catch_up().await.expect("catches up");
@@ -815,9 +821,15 @@ enum Step {
     Commit,
     /// What follows from earlier changes is done, except what waits for a change.
     Settle,
-    /// The service is replaced by another one. It has been killed; or only paused: what follows from its changes may still
-    /// be carried out, at any time. Where none takes over its removals, that is left out.
-    Replace,
+    /// Another service takes the place of one that is killed, or is paused until the end. What it has begun may still
+    /// have its effects. Where none takes over its removals, that is left out.
+    Replace {
+        is_killed: bool,
+    },
+    /// What becomes of the next removal of a pin from the block store.
+    Remover(Removal),
+    /// Late removals take effect.
+    FlushLate,
     Fault(Fault),
 }
 
@@ -841,11 +853,17 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::CatchUp),
         3 => proptest::option::weighted(0.6, 0..8_usize).prop_map(Step::Hold),
         3 => Just(Step::Commit),
-        1 => Just(Step::Replace),
+        1 => any::<bool>().prop_map(|is_killed| Step::Replace { is_killed }),
+        1 => removals().prop_map(Step::Remover),
+        1 => Just(Step::FlushLate),
         1 => Just(Step::Fault(Fault::None)),
         1 => Just(Step::Fault(Fault::Fails)),
         2 => Just(Step::Fault(Fault::AnswerIsLost)),
     ]
+}
+
+fn removals() -> impl Strategy<Value = Removal> {
+    prop_oneof![Just(Removal::Succeeds), Just(Removal::Fails), Just(Removal::AnswerIsLost), Just(Removal::IsLate)]
 }
 
 /// Steps of one service: one, or some that concern the same removal.
@@ -858,6 +876,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         // A removal is decided, and the service does not know.
         1 => (0..4_usize).prop_map(move |which| faults(&[Fault::AnswerIsLost], Step::Remove(which))),
         1 => (0..ROOTS).prop_map(move |root| faults(&[Fault::AnswerIsLost], Step::RejectedUpload(root))),
+        // What becomes of the removal of the pin is unknown.
+        1 => (0..4_usize, removals()).prop_map(|(which, next)| vec![Step::Remover(next), Step::Remove(which)]),
         // What follows from a change waits.
         1 => proptest::option::of(0..4_usize).prop_map(|removed| vec![Step::Hold(removed), Step::Commit]),
         // What follows from a removal waits for the lock of changes, and then another change.
@@ -904,6 +924,14 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an upload waits before the changes end that are delayed.
 const UPLOAD_WAITS: Duration = Duration::from_millis(50);
 
+/// A service in whose place there is another one, with what it does.
+struct Replaced {
+    service: Arc<Pins>,
+    connection: Arc<Connection>,
+    workers: BTreeMap<Cid, CancellationToken>,
+    held: Option<(HeldChange, Option<Arc<str>>)>,
+}
+
 /// A run of a random history.
 struct Run<'a> {
     site: &'a mut Site,
@@ -916,6 +944,8 @@ struct Run<'a> {
     held: Vec<Option<(HeldChange, Option<Arc<str>>)>>,
     /// Roots of uploads whose pins could not be removed.
     rejected: Vec<(usize, Cid)>,
+    paused: Vec<Replaced>,
+    has_killed: bool,
 }
 
 impl<'a> Run<'a> {
@@ -923,7 +953,8 @@ impl<'a> Run<'a> {
         let owners = ["alice", "bob"].map(|name| Owner { pins_max: Some(PINS_MAX), ..owner(name) });
         let workers = site.services.iter().map(|_| BTreeMap::new()).collect();
         let held = site.services.iter().map(|_| None).collect();
-        Self { site, dags: dags(), owners, told: Told::default(), workers, held, rejected: Vec::new() }
+        let (told, rejected, paused) = Default::default();
+        Self { site, dags: dags(), owners, told, workers, held, rejected, paused, has_killed: false }
     }
 
     fn root(&self, number: usize) -> Cid {
@@ -949,6 +980,9 @@ impl<'a> Run<'a> {
             }
             Step::Settle => return tokio::time::sleep(Duration::from_millis(1)).await,
             Step::Fault(fault) => return self.site.connections[at].fail(fault),
+            Step::Remover(next) => return self.site.late.next(next),
+            Step::FlushLate => return self.site.late.flush_late().await,
+            Step::Replace { is_killed } => return self.replace(at, is_killed).await,
             _ => self.end_held(at).await,
         }
         match step {
@@ -984,19 +1018,41 @@ impl<'a> Run<'a> {
             }
             // It may have something to append.
             Step::CatchUp => _ = pins.catch_up().await,
-            Step::Replace => self.replace(at).await,
             Step::Hold(_) | Step::Commit | Step::Settle | Step::Fault(_) => {}
+            Step::Remover(_) | Step::FlushLate | Step::Replace { .. } => {}
         }
     }
 
-    async fn replace(&mut self, at: usize) {
-        if self.site.world.options.removals_taken_over_after > Duration::from_mins(1) {
+    async fn replace(&mut self, at: usize, is_killed: bool) {
+        if !self.site.world.options.removals_taken_over_after.is_zero() {
             return;
         }
-        self.workers[at].clear();
         let connection = Connection::new(&self.site.world.register);
-        self.site.services[at] = connection.start(&self.site.world).await.expect("starts");
-        self.site.connections[at] = connection;
+        let service = connection.start(&self.site.world).await.expect("starts");
+        let former = Replaced {
+            service: std::mem::replace(&mut self.site.services[at], service),
+            connection: std::mem::replace(&mut self.site.connections[at], connection),
+            workers: std::mem::take(&mut self.workers[at]),
+            held: self.held[at].take(),
+        };
+        match is_killed {
+            true => {
+                self.has_killed = true;
+                // The change that it delayed may still be made.
+                self.told.maybe_removed.extend(former.held.and_then(|(_, removed)| removed));
+            }
+            false => self.paused.push(former),
+        }
+    }
+
+    /// Services that were paused go on.
+    async fn resume_paused(&mut self) {
+        for Replaced { service, connection, workers, held } in std::mem::take(&mut self.paused) {
+            self.site.services.push(service);
+            self.site.connections.push(connection);
+            self.workers.push(workers);
+            self.held.push(held);
+        }
     }
 
     async fn request(&mut self, at: usize, owner: usize, root: usize, replaces: Option<usize>) {
@@ -1054,7 +1110,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    async fn end(mut self) -> Told {
+    /// Also returns whether a service was killed.
+    async fn end(mut self) -> (Told, bool) {
+        self.resume_paused().await;
         for at in 0..self.site.services.len() {
             self.end_held(at).await;
             for root in std::mem::take(&mut self.workers[at]).into_keys() {
@@ -1065,7 +1123,7 @@ impl<'a> Run<'a> {
             self.site.connections[at].repair();
             self.site.services[at].remove_unneeded(root).await.expect("removes it");
         }
-        self.told
+        (self.told, self.has_killed)
     }
 }
 
@@ -1131,12 +1189,14 @@ proptest! {
                     run.step(if third { count - 1 } else { at }, step).await;
                 }
             }
-            let told = run.end().await;
-            if taken_over_after.is_zero() {
-                // What a service has stored that was replaced is the operator's, as in time it will be.
+            let (told, has_killed) = run.end().await;
+            if has_killed {
+                // What a service has stored that was killed is the operator's, as in time it will be.
                 site.world.options.adopted_after = Duration::ZERO;
                 site.start().await;
             }
+            check_told(&told, &site.agrees().await);
+            site.late.flush_late().await;
             check_told(&told, &site.agrees().await);
         });
     }
@@ -1150,10 +1210,15 @@ proptest! {
             let mut run = Run::new(&mut site);
             for step in steps.into_iter().flatten() {
                 // What it has not written, it does not find in the log.
-                let step = if matches!(step, Step::Fault(Fault::AnswerIsLost)) { Step::Fault(Fault::Fails) } else { step };
+                let step = match step {
+                    Step::Fault(Fault::AnswerIsLost) => Step::Fault(Fault::Fails),
+                    // A disk has an answer.
+                    Step::Remover(_) => continue,
+                    step => step,
+                };
                 run.step(0, step).await;
             }
-            let told = run.end().await;
+            let (told, _) = run.end().await;
             let entries = site.agrees().await;
             check_told(&told, &entries);
             // The next start finds the same, and settles what is stored.

@@ -523,6 +523,13 @@ impl BlockIndex for SimulatedIndex {
         })
     }
 
+    fn current_pin(&self, root: Cid) -> BoxFuture<'_, Result<Option<PinSummary>, StoreError>> {
+        self.ask(move |state| {
+            let pin = state.pins.iter().find(|(_, pin)| pin.root == root && !pin.removed);
+            pin.map(|(id, pin)| summary(*id, pin))
+        })
+    }
+
     fn pins(&self, after: Option<PinId>, pins_max: u32) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>> {
         self.ask(move |state| {
             let pins = state.pins.iter().filter(|(id, pin)| !pin.removed && after.is_none_or(|after| **id > after));

@@ -348,9 +348,24 @@ async fn many_lookups_share_the_streams_of_a_connection() {
         let owner = Gateway::answering(listener, source, Network::new(Err(SourceError::Closed))).await;
         let (asker, address) = (Gateway::start(listener).await, owner.address().await);
         owner.know(&asker);
-        let answers = join_all(held.iter().map(|held| asker.ask(&address, lookup(held, false)))).await;
-        let wrong = answers.iter().zip(&held).filter(|(answer, held)| **answer != stored(held)).count();
-        assert_eq!(wrong, 0, "{:?}", answers.iter().find(|answer| answer.is_err()));
+        // On a busy machine, some wait for too long, and are asked again.
+        let until_answered = async {
+            let mut unanswered = held.iter().collect::<Vec<_>>();
+            while !unanswered.is_empty() {
+                let asked = unanswered.iter().map(|held| asker.ask(&address, lookup(held, false)));
+                let answers = join_all(asked).await.into_iter().zip(unanswered);
+                let is_late = |(answer, held): (Result<Option<FoundBlock>, LookupError>, _)| match answer.is_err() {
+                    true => Some(held),
+                    false => {
+                        assert_eq!(answer, stored(held));
+                        None
+                    }
+                };
+                unanswered = answers.filter_map(is_late).collect();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(PATIENCE, until_answered).await.expect("in time");
     }
 }
 

@@ -50,3 +50,41 @@ pub struct SiteGatewayView {
     /// Whether it is the gateway that answers.
     pub is_this: bool,
 }
+
+/// Asks for a comparison of the storage with the index in the database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReconcileRequest {
+    /// Only count what would be changed.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What a comparison of the storage with the index has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReconcileView {
+    /// Whether it was only counted.
+    pub dry_run: bool,
+    /// The parts of the storage that were compared, of 256.
+    pub parts: u32,
+    /// The objects in them.
+    pub objects: u64,
+    /// Those of them that the index does not know, and that were deleted.
+    pub orphans: u64,
+    /// Names that are not those of objects, which are left alone.
+    pub foreign: u64,
+    /// Blocks whose objects are missing or damaged. Pins that have one are incomplete, and fetch it again.
+    pub lost_blocks: u64,
+}
+
+/// A line of the response to a comparison. The last line is a report or an error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ReconcileLine {
+    /// What was found until now.
+    Progress(ReconcileView),
+    /// What was found in all of the storage.
+    Report(ReconcileView),
+    /// The error that ended it. What was done until then is done.
+    Error(String),
+}

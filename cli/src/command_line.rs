@@ -90,7 +90,7 @@ enum Command {
     Explain(ops::explain::ExplainArgs),
     /// List the connected peers, connect to a peer, or disconnect one
     Peers(ops::peers::PeersArgs),
-    /// Show the site that the gateway belongs to: its gateways, pins and storage
+    /// The site that the gateway belongs to: its gateways, pins and storage
     Site(ops::site::SiteArgs),
     /// Print statistics once, or every second
     Stats(ops::status::StatsArgs),

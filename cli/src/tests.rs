@@ -150,7 +150,7 @@ const FOR_KUBO: &str = "for Kubo's own commands and client libraries";
 const FOR_PROGRAMS: &str = "for programs; \"add\" and \"import\" send content to the store";
 
 /// Every operation, by a prefix of "METHOD /path".
-const CALLED_BY: [(&str, CalledBy); 70] = [
+const CALLED_BY: [(&str, CalledBy); 71] = [
     ("GET /healthz", N("\"health\" uses /readyz, which has more information")),
     ("GET /readyz", C("health")),
     ("GET /metrics", N("for Prometheus; \"stats\" prints a selection")),
@@ -206,6 +206,7 @@ const CALLED_BY: [(&str, CalledBy); 70] = [
     ("GET /api/v1/denylists", C("block ls")),
     ("GET /api/v1/node", C("node")),
     ("GET /api/v1/site", C("site status")),
+    ("POST /api/v1/site/reconcile", C("site reconcile")),
     ("GET /api/v1/stats", C("stats")),
     ("GET /api/v1/health", C("health")),
     ("GET /api/v1/history", N("for the console; Prometheus keeps statistics beyond an hour")),

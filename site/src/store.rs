@@ -23,8 +23,10 @@
 //! | `source` | [`SharedSource`]: the blocks in the shared storage as a source |
 //! | `writer` | batches of blocks for the shared storage |
 //! | `upkeep` | the work in the background |
+//! | [`reconcile`] | comparing all of the storage with the index, when an operator asks for it |
 
 mod block_store;
+pub mod reconcile;
 mod source;
 mod upkeep;
 mod writer;
@@ -88,6 +90,8 @@ struct Inner {
     /// For callers that block their thread.
     runtime: Handle,
     upkeep: JoinHandle<()>,
+    /// Locked while this gateway compares the storage with the index for an operator.
+    reconciling: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -137,6 +141,7 @@ impl SiteStore {
             members: OnceLock::new(),
             runtime: Handle::current(),
             upkeep: tokio::spawn(upkeep.run()),
+            reconciling: Arc::default(),
         };
         Self { inner: Arc::new(inner) }
     }

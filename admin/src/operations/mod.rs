@@ -12,7 +12,7 @@
 //! | [`drain`] | `POST`, `DELETE /api/v1/drain` |
 //! | [`level`] | `GET`, `PUT /api/v1/log/level` |
 //! | [`settings`] | `GET /api/v1/config` |
-//! | [`site`] | `GET /api/v1/site` |
+//! | [`site`] | `GET /api/v1/site`, `POST …/reconcile` |
 //! | [`live`] | `GET /api/v1/stats`, `GET /api/v1/events` |
 //! | [`health`] | `GET /api/v1/health` |
 //! | [`history`] | `GET /api/v1/history` |
@@ -124,8 +124,8 @@ pub struct Dependencies {
     pub stop: CancellationToken,
     /// Counts pins.
     pub pins: Option<PinCounts>,
-    /// Reads the state of the site, if the gateway belongs to one.
-    pub site: Option<site::SiteLookup>,
+    /// The site, if the gateway belongs to one.
+    pub site: Option<site::SiteOperations>,
     /// Finds the denylist that decides about content.
     pub decide: Option<RuleLookup>,
     /// Caches in front of the gateway.
@@ -234,6 +234,7 @@ pub fn long_running_routes(operations: Operations) -> OpenApiRouter {
         .routes(routes!(explain::explain))
         .routes(routes!(peers::connect))
         .routes(routes!(collect::collect))
+        .routes(routes!(site::reconcile))
         .routes(routes!(live::events))
         .with_state(operations)
 }

@@ -331,7 +331,7 @@ impl<'a> Assembly<'a> {
             addresses: addresses.clone(),
             stop: self.stop.clone(),
             pins: Some(count_pins(&services.pins)),
-            site: storage.site.as_ref().zip(reached.members.as_ref()).map(|(site, members)| site.lookup(members)),
+            site: storage.site.as_ref().zip(reached.members.as_ref()).map(|(site, members)| site.operations(members)),
             decide: Some(decider(storage.lists.running())),
             caches: services.caches.clone(),
             health_sources,

@@ -5,8 +5,8 @@
 use crate::network::{Network, Owners};
 use crate::process::VERSION;
 use admin::operations::health::{EngineFailure, EngineFailures, SiteEngine};
-use admin::operations::site::SiteLookup;
-use api::site::{SiteGatewayView, SiteView};
+use admin::operations::site::{SiteLookup, SiteOperations, SiteReconciliation};
+use api::site::{ReconcileLine, ReconcileRequest, ReconcileView, SiteGatewayView, SiteView};
 use cache::tiers::SiteTier;
 use cache::{BlockStore, StoreError};
 use config::{ConfigError, Isolated, Loaded};
@@ -21,18 +21,24 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use services::control_log::{ControlLog, ControlLogError};
 use services::isolation::Isolation;
 use services::pinning::Coordination;
+use services::pinning::coordination::Claims;
 use services::uploads::limits::ResumableLimits;
 use site::database::{Database, Identity, Member};
 use site::members::{MemberOptions, Members, Reach};
+use site::store::reconcile::ReconcileProgress;
 use site::store::{SiteStore, SiteStoreOptions};
 use site::uploads::{SharedUploadOptions, SharedUploads, UploadEngines};
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::mpsc;
 
 /// How long a request waits for the shared storage before it is sent to the network.
 const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// The interval of progress lines of a long-running operation.
+const PROGRESS_EVERY: Duration = Duration::from_millis(250);
 
 /// What a gateway has of its site.
 pub(super) struct Site {
@@ -151,13 +157,63 @@ impl Site {
         SiteMetrics { store, members, control }
     }
 
+    /// The operations of the site.
+    pub fn operations(&self, members: &Arc<Members>) -> SiteOperations {
+        SiteOperations { lookup: self.lookup(members), reconcile: self.reconciliation() }
+    }
+
+    fn reconciliation(&self) -> SiteReconciliation {
+        let (store, claims) = (self.store.clone(), Arc::clone(&self.coordination.claims));
+        Arc::new(move |request, lines| reconcile(store.clone(), Arc::clone(&claims), request, lines).boxed())
+    }
+
     /// Reads the state of the site.
-    pub fn lookup(&self, members: &Arc<Members>) -> SiteLookup {
+    fn lookup(&self, members: &Arc<Members>) -> SiteLookup {
         let (store, members, description) = (self.store.clone(), Arc::clone(members), self.description.clone());
         Arc::new(move || {
             let (store, members, description) = (store.clone(), Arc::clone(&members), description.clone());
             async move { view(&store, &members, description).await }.boxed()
         })
+    }
+}
+
+/// Compares the storage with the index, and sends lines.
+async fn reconcile(
+    store: SiteStore,
+    claims: Arc<dyn Claims>,
+    request: ReconcileRequest,
+    lines: mpsc::Sender<ReconcileLine>,
+) {
+    let ReconcileRequest { dry_run } = request;
+    let mut sent: Option<Instant> = None;
+    let report = |progress: &ReconcileProgress| {
+        if sent.is_none_or(|sent| sent.elapsed() >= PROGRESS_EVERY) {
+            sent = Some(Instant::now());
+            // A slow client gets fewer of them.
+            _ = lines.try_send(ReconcileLine::Progress(reconcile_view(progress, dry_run)));
+        }
+    };
+    let line = match store.reconcile(claims, dry_run, report).await {
+        Ok(done) => {
+            let found = reconcile_view(&done, dry_run);
+            tracing::info!(?found, "the storage of the site was compared with its index on request");
+            ReconcileLine::Report(found)
+        }
+        Err(error) => ReconcileLine::Error(error.to_string()),
+    };
+    // Otherwise the client has disconnected.
+    _ = lines.send(line).await;
+}
+
+fn reconcile_view(progress: &ReconcileProgress, dry_run: bool) -> ReconcileView {
+    let ReconcileProgress { slots, found } = progress;
+    ReconcileView {
+        dry_run,
+        parts: *slots,
+        objects: found.objects,
+        orphans: found.orphans,
+        foreign: found.foreign,
+        lost_blocks: found.lost,
     }
 }
 

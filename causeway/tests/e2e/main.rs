@@ -43,6 +43,7 @@
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
 //! | [`site`] | several gateways with one database and one storage, also behind HAProxy and nginx |
+//! | [`site_operations`] | an operator's commands on a site |
 //! | [`soak`] | a soak test, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
@@ -85,6 +86,7 @@ mod reverse;
 mod routing;
 mod routing_v1;
 mod site;
+mod site_operations;
 mod soak;
 mod store;
 mod store_admin;

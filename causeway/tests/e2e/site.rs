@@ -26,28 +26,28 @@ use tokio::time::timeout;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const NAME: &str = "e2e";
 
-fn folder() -> TempDir {
+pub fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
 }
 
 /// The engines of a site whose blocks are in a folder.
-struct Site {
-    database: Postgres,
-    storage: TempDir,
+pub struct Site {
+    pub database: Postgres,
+    pub storage: TempDir,
 }
 
 impl Site {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         Self { database: Postgres::start().await, storage: folder() }
     }
 
     /// A gateway with a data folder.
-    fn gateway(&self, dir: &Path) -> Launch {
+    pub fn gateway(&self, dir: &Path) -> Launch {
         of_site(dir, &self.database, &format!("file://{}", self.storage.path().display()))
     }
 }
 
-fn of_site(dir: &Path, database: &Postgres, store: &str) -> Launch {
+pub fn of_site(dir: &Path, database: &Postgres, store: &str) -> Launch {
     Launch::new(dir)
         .set("CAUSEWAY_SITE_NAME", NAME)
         .set("CAUSEWAY_SITE_DATABASE", database.options(NAME).url)
@@ -64,7 +64,7 @@ fn with_bucket(dir: &Path, database: &Postgres, s3: &Server) -> Launch {
 }
 
 /// Uploads a file: its CID and the number of its pin, or the status and `Retry-After` of a refusal.
-async fn upload(node: &Causeway, content: &[u8]) -> Result<(String, String), (u16, Option<String>)> {
+pub async fn upload(node: &Causeway, content: &[u8]) -> Result<(String, String), (u16, Option<String>)> {
     let request = client().post(format!("{}/upload?pin-name=kept", node.admin_url())).bearer_auth(TOKEN);
     let response = request.body(content.to_vec()).send().await.expect("is answered");
     let retry_after = response.headers().get("retry-after").map(|value| value.to_str().expect("is text").to_owned());
@@ -80,7 +80,7 @@ async fn pin(node: &Causeway, id: &str) -> Option<Value> {
     (status == 200).then_some(pin)
 }
 
-async fn until_pinned(node: &Causeway, id: &str) {
+pub async fn until_pinned(node: &Causeway, id: &str) {
     eventually("it is pinned", TIMEOUT, async || match pin(node, id).await {
         Some(pin) if pin["status"] == "pinned" => Ok(()),
         other => Err(format!("{other:?}")),

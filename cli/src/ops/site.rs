@@ -1,5 +1,12 @@
 //! `causeway site`: the site that a gateway belongs to.
+//!
+//! | module | command |
+//! |---|---|
+//! | `reconcile` | `site reconcile`: the storage is compared with the index |
 
+mod reconcile;
+
+use self::reconcile::ReconcileArgs;
 use crate::options::{GATEWAY_REQUIRED, RequestOptions};
 use crate::output::{count, print_view, table};
 use crate::progress::brief;
@@ -12,11 +19,15 @@ use config::{Flags, Loaded};
 use std::time::SystemTime;
 
 const HELP: &str = "\
+A site is several gateways that share pins and blocks, in a database and a storage: see [site] in the settings.";
+
+const STATUS: &str = "\
 Examples:
   causeway site status
   causeway site status --json | jq -r '.gateways[] | select(.is_alive) | .host'
 
-A site is several gateways that share pins and blocks, in a database and a storage: see [site] in the settings.";
+The gateways are the members of the site: those that run, and those that have stopped in the last 24 hours without \
+leaving. A member leaves when its gateway is shut down, and is one again when it is started; no command is needed.";
 
 /// `causeway site`
 #[derive(Debug, Args)]
@@ -28,29 +39,40 @@ pub struct SiteArgs {
 
 #[derive(Debug, Subcommand)]
 enum SiteCommand {
-    /// Print the gateways of the site, and what is in its storage
-    #[command(after_help = format!("{HELP}\n\n{GATEWAY_REQUIRED}"))]
+    /// Print the gateways of the site (its members), and what is in its storage
+    #[command(after_help = format!("{STATUS}\n\n{GATEWAY_REQUIRED}"))]
     Status {
         /// Output format and node.
         #[command(flatten)]
         options: RequestOptions,
     },
+    /// Compare the storage of the site with the index in its database: delete objects that the index does not know, and
+    /// have missing blocks of pins fetched again
+    Reconcile(ReconcileArgs),
 }
 
 impl SiteArgs {
     /// The flags that are settings.
     pub fn flags(&self) -> Flags {
-        let SiteCommand::Status { options } = &self.command;
-        options.node.flags()
+        match &self.command {
+            SiteCommand::Status { options } => options.flags(),
+            SiteCommand::Reconcile(args) => args.options.flags(),
+        }
     }
 }
 
-/// Prints the state of the site.
+/// Runs a command on a site.
 ///
 /// # Errors
-/// When the gateway rejects the request, belongs to no site, or cannot reach the site's database.
+/// With a message for the user: the gateway rejects the request, belongs to no site, or cannot reach its engines.
 pub async fn run(loaded: &Loaded, args: SiteArgs) -> anyhow::Result<()> {
-    let SiteCommand::Status { options } = args.command;
+    match args.command {
+        SiteCommand::Status { options } => status(loaded, &options).await,
+        SiteCommand::Reconcile(args) => reconcile::run(loaded, &args).await,
+    }
+}
+
+async fn status(loaded: &Loaded, options: &RequestOptions) -> anyhow::Result<()> {
     let site: SiteView = connect(loaded, &options.node).await?.get("/api/v1/site").await?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     print_view(options.json, &site, |site| text(site, now))

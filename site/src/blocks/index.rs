@@ -226,6 +226,13 @@ pub trait BlockIndex: Send + Sync + fmt::Debug {
     /// [`StoreError`].
     fn register_orphans(&self, objects: Vec<ObjectId>) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>>;
 
+    /// Those of the objects that are neither a block's nor pending. Changes nothing, so none of them may be deleted
+    /// because of it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn orphans(&self, objects: Vec<ObjectId>) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>>;
+
     /// At most so many objects of the blocks of a slot ([`ObjectId::slot`]), in the order of their keys, after one.
     ///
     /// # Errors

@@ -189,10 +189,16 @@ pub async fn unknown_objects_are_registered_to_be_deleted(index: &dyn BlockIndex
     assert_eq!(evicted(index, 10).await, [evicted_one].into());
     store(index, &[stored], None).await;
     register(index, &[pending]).await;
+    let all = vec![pending, stored, evicted_one, orphan];
+    let found = async || index.orphans(all.clone()).await.expect("reads").into_iter().collect::<BTreeSet<_>>();
     let orphans = async || {
-        let all = vec![pending, stored, evicted_one, orphan];
-        index.register_orphans(all).await.expect("registers").into_iter().collect::<BTreeSet<_>>()
+        let found = found().await;
+        let registered: BTreeSet<_> =
+            index.register_orphans(all.clone()).await.expect("registers").into_iter().collect();
+        assert_eq!(found, registered, "what is found without a change");
+        registered
     };
+    assert_eq!(found().await, [orphan].into());
     assert_eq!(orphans().await, [orphan].into());
     assert_eq!(orphans().await, BTreeSet::new(), "it is pending now");
     assert_eq!(commit(index, &[orphan], None).await, BTreeSet::new(), "it cannot become that of a block");

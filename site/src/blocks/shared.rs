@@ -13,6 +13,7 @@ use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use objects::{ObjectError, Objects};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -55,6 +56,26 @@ pub struct Reconciled {
     pub foreign: u64,
     /// Blocks whose objects were missing or damaged.
     pub lost: u64,
+}
+
+impl AddAssign for Reconciled {
+    fn add_assign(&mut self, other: Self) {
+        let Self { objects, orphans, has_more_orphans, foreign, lost } = other;
+        self.objects += objects;
+        self.orphans += orphans;
+        self.has_more_orphans |= has_more_orphans;
+        self.foreign += foreign;
+        self.lost += lost;
+    }
+}
+
+/// What becomes of the differences between the storage and the index.
+#[derive(Debug, Clone, Copy)]
+enum Repair {
+    /// Nothing.
+    None,
+    /// Orphans are deleted, up to a number, and blocks without an object are recorded as lost.
+    Deleting { orphans_max: u64 },
 }
 
 /// The result of reading a block that the index has.
@@ -608,6 +629,18 @@ impl SharedBlocks {
     /// # Errors
     /// [`StoreError`].
     pub async fn reconcile(&self, slot: u8, orphans_max: u64) -> Result<Reconciled, StoreError> {
+        self.compare(slot, Repair::Deleting { orphans_max }).await
+    }
+
+    /// What [`Self::reconcile`] would find. Changes nothing. `orphans` are those that it would delete.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn plan_reconcile(&self, slot: u8) -> Result<Reconciled, StoreError> {
+        self.compare(slot, Repair::None).await
+    }
+
+    async fn compare(&self, slot: u8, repair: Repair) -> Result<Reconciled, StoreError> {
         let mut found = Reconciled::default();
         // Before the listing: the objects of these blocks have been written.
         let mut unlisted = self.objects_of_slot(slot).await?;
@@ -625,18 +658,34 @@ impl SharedBlocks {
                     candidates.push(object);
                 }
             }
-            self.delete_orphans(candidates, orphans_max, &mut found).await?;
-        }
-        for object in unlisted {
-            // Most of them have been evicted meanwhile.
-            let row = self.index.locate(vec![object.key]).await?.first().copied();
-            if let Some(row) = row.filter(|row| row.object == object)
-                && matches!(self.read(Some(row)).await?, Read::Lost)
-            {
-                found.lost += 1;
+            match repair {
+                Repair::Deleting { orphans_max } => self.delete_orphans(candidates, orphans_max, &mut found).await?,
+                Repair::None => found.orphans += self.count_orphans(candidates).await?,
             }
         }
+        for object in unlisted {
+            found.lost += u64::from(self.is_lost(object, repair).await?);
+        }
         Ok(found)
+    }
+
+    /// Whether the object of a block, which was not listed, is missing or damaged. That is recorded unless nothing is
+    /// to be changed.
+    async fn is_lost(&self, object: ObjectId, repair: Repair) -> Result<bool, StoreError> {
+        // Most of them have been evicted meanwhile.
+        let row = self.index.locate(vec![object.key]).await?.first().copied();
+        let Some(row) = row.filter(|row| row.object == object) else { return Ok(false) };
+        match repair {
+            Repair::Deleting { .. } => Ok(matches!(self.read(Some(row)).await?, Read::Lost)),
+            Repair::None => Ok(self.read_object(object).await?.is_none()),
+        }
+    }
+
+    async fn count_orphans(&self, candidates: Vec<ObjectId>) -> Result<u64, StoreError> {
+        if candidates.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.index.orphans(candidates).await?.len() as u64)
     }
 
     /// Deletes those of the objects that the index does not know, after they were listed: an object is pending before

@@ -48,6 +48,7 @@ struct Statements {
     sweep: String,
     remove_pending: String,
     register_orphans: String,
+    orphans: String,
     objects_of_slot: String,
     begin_pin: String,
     finish_pin: String,
@@ -188,6 +189,13 @@ impl Statements {
                 WHERE NOT EXISTS (SELECT FROM \"{schema}\".block
                     WHERE block.key = given.key AND block.generation = given.generation)
                 ON CONFLICT DO NOTHING RETURNING key, generation"
+            ),
+            orphans: format!(
+                "SELECT given.key, given.generation FROM unnest($1::bigint[], $2::bytea[]) AS given (generation, key)
+                WHERE NOT EXISTS (SELECT FROM \"{schema}\".block
+                        WHERE block.key = given.key AND block.generation = given.generation)
+                    AND NOT EXISTS (SELECT FROM \"{schema}\".pending_object
+                        WHERE pending_object.generation = given.generation)"
             ),
             objects_of_slot: format!(
                 "SELECT key, generation FROM \"{schema}\".block
@@ -546,6 +554,13 @@ impl BlockIndex for DatabaseIndex {
         async move {
             Ok(self
                 .objects(&self.upkeep(&self.statements.register_orphans, &Columns::of(&objects).parameters()).await?)?)
+        }
+        .boxed()
+    }
+
+    fn orphans(&self, objects: Vec<ObjectId>) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>> {
+        async move {
+            Ok(self.objects(&self.upkeep(&self.statements.orphans, &Columns::of(&objects).parameters()).await?)?)
         }
         .boxed()
     }

@@ -8,7 +8,10 @@ use cache::{BlockStore, Evict, Held, PinError, PinState, StoreError, raw_cid};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, codec, hashes};
 use futures::StreamExt as _;
 use objects::Objects;
+use services::pinning::coordination::{Claims, SingleService};
 use site::blocks::{ObjectId, SharedBlocks};
+use site::database::{ClaimOptions, Database, DatabaseClaims};
+use site::store::reconcile::{ReconcileError, ReconcileProgress, SLOTS};
 use site::store::{SiteStore, SiteStoreOptions};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -480,6 +483,100 @@ async fn a_loss_that_one_gateway_finds_all_learn() {
     one.pin(&dag).await.expect("is pinned again");
     assert!(other.has_all(&dag).await);
     assert_eq!(raw_cid(&key(&dag[1])), *dag[1].cid());
+}
+
+/// What an operator sees of a comparison: objects, orphans and lost blocks.
+async fn reconciled(
+    gateway: &Gateway,
+    claims: &Arc<dyn Claims>,
+    dry_run: bool,
+) -> Result<(u64, u64, u64), ReconcileError> {
+    let mut slots = Vec::new();
+    let report = |progress: &ReconcileProgress| slots.push(progress.slots);
+    let done = gateway.store.reconcile(Arc::clone(claims), dry_run, report).await?;
+    assert_eq!((slots, done.slots), ((1..=SLOTS).collect(), SLOTS));
+    Ok((done.found.objects, done.found.orphans, done.found.lost))
+}
+
+/// Objects that the index does not know are deleted, and blocks without an object are lost; a dry run changes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_storage_is_reconciled_by_one_gateway_at_a_time() {
+    let site = Site::new().await;
+    let (one, other) = (site.gateway().await, site.gateway().await);
+    let database = Database::new(&site.server.options(NAME)).expect("the settings are valid");
+    let claims = || -> Arc<dyn Claims> {
+        Arc::new(DatabaseClaims::new(database.clone(), &ClaimOptions::default()).expect("has random numbers"))
+    };
+    let (of_one, of_other) = (claims(), claims());
+    let dag = blocks("dag", 5);
+    one.pin(&dag).await.expect("is pinned");
+    let row = site.shared().await.locate(&keys(&dag[2..3])).await.expect("is read")[&key(&dag[2])];
+    let objects = folder(&site.dir);
+    objects.delete(&row.object.name()).await.expect("is deleted");
+    let orphans = [3_u64, 4].map(|number| ObjectId { key: key(&dag[number as usize]), generation: number });
+    for orphan in &orphans {
+        objects.put(&orphan.name(), Bytes::from_static(b"an orphan")).await.expect("is written");
+    }
+    assert_eq!(site.objects().await, 6);
+    for _ in 0..2 {
+        assert_eq!(reconciled(&one, &of_one, true).await.expect("is compared"), (6, 2, 1));
+        assert_eq!((site.objects().await, one.state(dag[0].cid()).await), (6, Some(PinState::Complete)));
+    }
+    // Neither another gateway nor another client of this one begins the same meanwhile.
+    let (reached, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let report = move |_: &ReconcileProgress| _ = reached.send(());
+    let mut running = Box::pin(one.store.reconcile(Arc::clone(&of_one), true, report));
+    tokio::select! {
+        done = &mut running => panic!("it has ended before the first report was read: {done:?}"),
+        first = receiver.recv() => first.expect("it has begun"),
+    }
+    for (gateway, claims) in [(&one, &of_one), (&other, &of_other)] {
+        let refused = reconciled(gateway, claims, false).await;
+        assert!(matches!(refused, Err(ReconcileError::Running)), "{refused:?}");
+    }
+    // Its client has left.
+    drop(running);
+    let done = until_some("the claim is released", async || reconciled(&other, &of_other, false).await.ok()).await;
+    assert_eq!(done, (6, 2, 1));
+    assert_eq!((site.objects().await, one.state(dag[0].cid()).await), (4, Some(PinState::Partial)));
+    assert_eq!(one.store().pin_changes().next().await, [*dag[0].cid()].into(), "the pin service learns of it");
+    one.pin(&dag).await.expect("is pinned again");
+    assert!(other.has_all(&dag).await);
+    assert_eq!(reconciled(&one, &of_one, false).await.expect("is compared"), (5, 0, 0));
+}
+
+/// Another storage, or none, is no reason to lose a block.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storage_without_its_mark_is_not_reconciled() {
+    let site = Site::new().await;
+    let gateway = site.gateway().await;
+    let claims: Arc<dyn Claims> = Arc::new(SingleService);
+    let dag = blocks("dag", 3);
+    gateway.pin(&dag).await.expect("is pinned");
+    let elsewhere = site.dir.path().with_extension("elsewhere");
+    std::fs::rename(site.dir.path(), &elsewhere).expect("is unmounted");
+    std::fs::create_dir(site.dir.path()).expect("the mount point");
+    for dry_run in [true, false] {
+        let refused = reconciled(&gateway, &claims, dry_run).await;
+        assert!(matches!(refused, Err(ReconcileError::Store(StoreError::Unavailable { .. }))), "{refused:?}");
+    }
+    std::fs::remove_dir(site.dir.path()).expect("nothing was written");
+    std::fs::rename(&elsewhere, site.dir.path()).expect("is mounted");
+    assert_eq!(reconciled(&gateway, &claims, false).await.expect("is compared"), (3, 0, 0));
+    assert_eq!(gateway.state(dag[0].cid()).await, Some(PinState::Complete));
+}
+
+/// What a condition finds, when it does.
+async fn until_some<T>(what: &str, condition: impl AsyncFn() -> Option<T>) -> T {
+    let found = std::sync::Mutex::new(None);
+    until(what, async || {
+        let now = condition().await;
+        let is_found = now.is_some();
+        *found.lock().expect("not poisoned") = now;
+        is_found
+    })
+    .await;
+    found.into_inner().expect("not poisoned").expect("was found")
 }
 
 /// Gateways that pin and unpin the same DAGs, while the server is killed: what was acknowledged is there.

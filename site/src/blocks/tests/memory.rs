@@ -263,11 +263,15 @@ impl State {
         .collect()
     }
 
-    fn register_orphans(&mut self, objects: Vec<ObjectId>) -> Vec<ObjectId> {
+    fn orphans(&self, objects: Vec<ObjectId>) -> Vec<ObjectId> {
         let is_known = |object: &ObjectId| {
             self.object(&object.key) == Some(*object) || self.pending.contains_key(&object.generation)
         };
-        let orphans: Vec<ObjectId> = objects.into_iter().filter(|object| !is_known(object)).collect();
+        objects.into_iter().filter(|object| !is_known(object)).collect()
+    }
+
+    fn register_orphans(&mut self, objects: Vec<ObjectId>) -> Vec<ObjectId> {
+        let orphans = self.orphans(objects);
         self.pending.extend(orphans.iter().map(|object| (object.generation, (object.key, true))));
         orphans
     }
@@ -478,6 +482,10 @@ impl BlockIndex for SimulatedIndex {
 
     fn register_orphans(&self, objects: Vec<ObjectId>) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>> {
         self.ask(move |state| state.register_orphans(objects))
+    }
+
+    fn orphans(&self, objects: Vec<ObjectId>) -> BoxFuture<'_, Result<Vec<ObjectId>, StoreError>> {
+        self.ask(move |state| state.orphans(objects))
     }
 
     fn objects_of_slot(

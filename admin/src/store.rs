@@ -6,7 +6,7 @@
 //! | `POST /api/v1/store/check?bytes_per_second=` | verifies every block and deletes damaged ones |
 //! | `POST /api/v1/store/compact` | compacts the store and reclaims space |
 //! | `GET /api/v1/store/export/CID` | a CAR of the DAG below a root, all of whose blocks must be stored locally |
-//! | `POST /api/v1/store/import?roots=header\|last&name=` | imports a CAR and pins its roots |
+//! | `POST /api/v1/store/import?roots=header\|last&name=&pin=new\|requested` | imports a CAR and pins its roots |
 //! | `GET /api/v1/store/blocks/CID` | a block that is stored locally; `HEAD` checks whether it is |
 //!
 //! Goals: bodies of any length are streamed in both directions in little memory; an export that cannot be completed is
@@ -21,7 +21,8 @@
 //!
 //! Departures: the header of an archive may name no roots; its last block is then a list of them (`roots=last`,
 //! [`content::car::roots_block`]). An archive may refer to blocks without containing them if the gateway has reported
-//! that it stores them ([`content::car::reference`], [`crate::have`]).
+//! that it stores them ([`content::car::reference`], [`crate::have`]). It may be for pins that are requested already,
+//! of any owners (`pin=requested`): this is how the pins of another gateway are imported.
 
 use crate::http::answer::{Answer, ApiError, ErrorFormat, decoded, json, status_of, stopping};
 use crate::http::error_responses::{BadParameters, DiskFailed, Withheld, WithheldByLaw};
@@ -39,7 +40,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cache::import::ImportError;
 use cache::{
-    BlockStore, Finding, ImportSummary, PinError, PinSummary, ReadCar, RootsIn, ScrubPass, ScrubProgress, StoreError,
+    Addition, BlockStore, Finding, ImportSummary, PinError, PinSummary, ReadCar, RootsIn, ScrubPass, ScrubProgress,
+    StoreError,
 };
 use content::budget::Share;
 use content::car::{self, CarError};
@@ -323,12 +325,20 @@ async fn export(
 /// The options of an import.
 struct ImportOptions {
     roots_in: RootsIn,
-    name: Option<String>,
+    for_pins: ForPins,
+}
+
+/// Which pins the roots of an archive are for.
+enum ForPins {
+    /// New ones of the request's own token, with a name.
+    New { name: Option<String> },
+    /// Those that are requested already.
+    Requested,
 }
 
 impl ImportOptions {
     fn of(uri: &Uri, headers: &HeaderMap) -> Result<Self, ApiError> {
-        let parameters = Parameters::of(uri, &["roots", "name"])?;
+        let parameters = Parameters::of(uri, &["roots", "name", "pin"])?;
         let roots_in = match parameters.get("roots").as_deref() {
             None | Some("header") => RootsIn::Header,
             Some("last") => RootsIn::LastBlock,
@@ -338,13 +348,23 @@ impl ImportOptions {
         };
         let name = parameters.get("name").map(|name| name.into_owned());
         cache::pins::check_name(name.as_deref()).map_err(bad_request)?;
+        let for_pins = match (parameters.get("pin").as_deref(), name) {
+            (None | Some("new"), name) => ForPins::New { name },
+            (Some("requested"), None) => ForPins::Requested,
+            (Some("requested"), Some(_)) => {
+                return Err(bad_request("pins that are requested already have their names"));
+            }
+            (Some(other), _) => {
+                return Err(bad_request(format!("pin must be \"new\" or \"requested\", and not \"{other}\"")));
+            }
+        };
         let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let media_type = media_type.split(';').next().unwrap_or_default().trim();
         if !media_type.eq_ignore_ascii_case(CAR) {
             let message = format!("the archive must be sent with the header \"Content-Type: {CAR}\"");
             return Err(ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
-        Ok(Self { roots_in, name })
+        Ok(Self { roots_in, for_pins })
     }
 }
 
@@ -352,14 +372,16 @@ impl ImportOptions {
 #[utoipa::path(post, path = "/api/v1/store/import", tag = "store", security(("bearer" = ["operate"])),
     params(("roots" = Option<String>, Query, description = "Where the archive names its roots: in its \"header\", or \
         in its \"last\" block"),
-        ("name" = Option<String>, Query, description = "The name of the pins", max_length = 255)),
+        ("name" = Option<String>, Query, description = "The name of the pins", max_length = 255),
+        ("pin" = Option<String>, Query, description = "Whether the roots are for \"new\" pins of the token, or for \
+            those that are \"requested\" already, by any owner, which are completed; no pin is created then")),
     request_body(content = inline(Binary), content_type = "application/vnd.ipld.car"),
     responses((status = 200, description = "The pinned roots", body = ImportedView),
         (status = 400, description = "The archive or a parameter is invalid", body = ErrorView),
         (status = 415, description = "The Content-Type or the Content-Encoding is not supported", body = ErrorView),
         Withheld, WithheldByLaw,
-        (status = 409, description = "Another request removed the pin meanwhile, or the token's quota is used up",
-            body = ErrorView),
+        (status = 409, description = "Another request removed the pin meanwhile, the quota of its owner is used up, or \
+            no pin is requested", body = ErrorView),
         DiskFailed,
         (status = 507, description = "The disk is full", body = ErrorView)))]
 async fn import(State(api): State<StoreApi>, Authenticated(bearer): Authenticated, request: Request) -> Response {
@@ -370,7 +392,7 @@ async fn import(State(api): State<StoreApi>, Authenticated(bearer): Authenticate
     };
     let terms = ImportOptions::of(&head.uri, &head.headers);
     let begun = terms.and_then(|terms| Ok((terms, api.begin_import(&bearer, &body)?)));
-    let (ImportOptions { roots_in, name }, (permit, memory)) = match begun {
+    let (options, (permit, memory)) = match begun {
         Ok(begun) => begun,
         Err(import_error) => return import_error.with_lingering_read(body),
     };
@@ -378,7 +400,7 @@ async fn import(State(api): State<StoreApi>, Authenticated(bearer): Authenticate
     // A fully received archive is pinned even if the client disconnects.
     let imported = run_to_completion(permit, async move {
         let _memory = memory;
-        let imported = api.import_car(&Owner::from(&bearer), &mut upload, roots_in, name.as_deref()).await;
+        let imported = api.import_car(&Owner::from(&bearer), &mut upload, &options).await;
         (imported, upload)
     });
     match imported.await {
@@ -394,28 +416,43 @@ async fn import(State(api): State<StoreApi>, Authenticated(bearer): Authenticate
 }
 
 impl StoreApi {
-    /// Imports an archive and pins its roots for an owner. If that fails, no pin of it stays.
+    /// Imports an archive and pins its roots, for an owner or for the requests that exist. If that fails, no pin of it
+    /// stays.
     async fn import_car(
         &self,
         owner: &Owner,
         upload: &mut Upload,
-        roots_in: RootsIn,
-        name: Option<&str>,
+        ImportOptions { roots_in, for_pins }: &ImportOptions,
     ) -> Result<ImportSummary, ApiError> {
         let check = |cid: &Cid| Ok(admit(&*self.policy, cid)?);
         let addition = self.uploads.begin_addition().await.map_err(|error| import_error(error.into()))?;
-        let taken = cache::take_car(addition, upload, roots_in, &check).await.map_err(import_error)?;
+        let taken = cache::take_car(addition, upload, *roots_in, &check).await.map_err(import_error)?;
         let ReadCar { addition, roots, blocks, bytes } = taken;
-        let adoption = Adoption { owner, name, meta: &Meta::new(), renames: true, import: None };
-        match self.pins.adopt(addition, &roots, adoption).await {
-            Ok(adopted) => {
-                let pin = |Adopted { pin, request }| PinSummary { name: request.name.clone(), ..pin };
-                let pins = adopted.into_iter().map(pin).collect();
-                Ok(ImportSummary { pins, blocks, bytes })
-            }
+        let pinned = match for_pins {
+            ForPins::New { name } => self.adopt(addition, &roots, owner, name.as_deref()).await,
+            ForPins::Requested => self.pins.supply(addition, &roots).await,
+        };
+        match pinned {
+            Ok(pins) => Ok(ImportSummary { pins, blocks, bytes }),
             Err(AdoptError::Add(error)) => Err(import_error(error.into())),
+            Err(AdoptError::Pins(PinsError::NotFound)) if matches!(for_pins, ForPins::Requested) => {
+                let message = "no pin is requested for a root of the archive, or it was removed meanwhile";
+                Err(ApiError(StatusCode::CONFLICT, message.to_owned()))
+            }
             Err(AdoptError::Pins(error)) => Err(unrecorded(error)),
         }
+    }
+
+    async fn adopt(
+        &self,
+        addition: Addition,
+        roots: &[Cid],
+        owner: &Owner,
+        name: Option<&str>,
+    ) -> Result<Vec<PinSummary>, AdoptError> {
+        let adoption = Adoption { owner, name, meta: &Meta::new(), renames: true, import: None };
+        let pin = |Adopted { pin, request }: Adopted| PinSummary { name: request.name.clone(), ..pin };
+        Ok(self.pins.adopt(addition, roots, adoption).await?.into_iter().map(pin).collect())
     }
 }
 

@@ -594,6 +594,9 @@ async fn an_archive_is_imported_and_exported_again() {
         ("?roots=first", api::store::CAR, whole.clone(), 400, "and not"),
         ("?root=last", api::store::CAR, whole.clone(), 400, "no parameter"),
         (&long, api::store::CAR, whole.clone(), 400, "255 characters"),
+        ("?pin=old", api::store::CAR, whole.clone(), 400, "and not"),
+        ("?pin=requested&name=a", api::store::CAR, whole.clone(), 400, "have their names"),
+        ("?pin=requested", api::store::CAR, whole.clone(), 409, "no pin is requested"),
         ("", api::store::CAR, Vec::new(), 400, "ends in the middle of the header"),
         ("", api::store::CAR, b"no archive at all".to_vec(), 400, "header"),
         ("", api::store::CAR, whole[..whole.len() - 1].to_vec(), 400, "ends in the middle of a section"),
@@ -602,7 +605,8 @@ async fn an_archive_is_imported_and_exported_again() {
         ("?roots=last", api::store::CAR, whole.clone(), 400, "must have no roots"),
         ("?roots=last", api::store::CAR, late(&[one]), 400, "does not end with a list"),
         ("?roots=last", api::store::CAR, late(&[]), 400, "has no roots"),
-        ("", api::store::CAR, whole, 200, "\"blocks\":1,\"bytes\":3}"),
+        ("?pin=new", api::store::CAR, whole.clone(), 200, "\"blocks\":1,\"bytes\":3}"),
+        ("?pin=requested&roots=header", api::store::CAR, whole, 200, "\"blocks\":1,\"bytes\":3}"),
         ("?roots=last&name=a+b", "Application/VND.ipld.car; version=1", late(&[two, three, &list]), 200, "\"a b\""),
     ];
     for (query, kind, body, expected, message) in table {

@@ -124,6 +124,19 @@ pub struct OwnedPinView {
     pub created_at: u64,
 }
 
+/// A new pin of the request's own token, or of another owner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NewPinView {
+    /// The pin.
+    #[serde(flatten)]
+    pub pin: PinView,
+    /// The ID or the name of the token that owns it, or `operator`; by default the request's own. Needs the scope
+    /// `operate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub owner: Option<String>,
+}
+
 /// Pins, the newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OwnedPinsView {

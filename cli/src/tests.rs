@@ -79,7 +79,7 @@ fn no_option_takes_a_secret() {
         let typed = command.get_arguments().filter_map(|argument| argument.get_long());
         for flag in typed.filter(|flag| flag.contains("token") || flag.contains("password")) {
             // The help of --admin-token recommends the environment variable.
-            let known = matches!(flag, "token-file" | "admin-token");
+            let known = matches!(flag, "token-file" | "from-token-file" | "admin-token");
             assert!(known, "{path} --{flag}");
             let of_settings = ["causeway serve", "causeway config check", "causeway config show"];
             assert!(flag != "admin-token" || of_settings.contains(&path.as_str()), "{path} --{flag}");
@@ -212,7 +212,7 @@ const CALLED_BY: [(&str, CalledBy); 71] = [
     ("GET /api/v1/history", N("for the console; Prometheus keeps statistics beyond an hour")),
     ("GET /api/v1/requests/errors", N("for the console; the access log has all requests")),
     ("POST /api/v1/pins/{requestid}/retry", N("for the console; a failed pin can be requested again with \"pin add\"")),
-    ("POST /api/v1/pins", C("pin add")),
+    ("POST /api/v1/pins", C("site import")),
     ("GET /api/v1/events", C("stats")),
     ("GET /api/v1/config", C("config running")),
     ("GET /psa/pins", C("pin ls")),

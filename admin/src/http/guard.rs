@@ -135,7 +135,8 @@ fn authorise(
     }
 }
 
-fn insufficient_scope(bearer: &Principal, scope: Scope) -> ApiError {
+/// The error for a token without a scope.
+pub fn insufficient_scope(bearer: &Principal, scope: Scope) -> ApiError {
     let Principal { name, scopes, .. } = bearer;
     let message = format!(
         "this needs a token with the scope \"{scope}\", and \"{name}\" has {scopes}: ask the operator for another token"

@@ -1,9 +1,9 @@
-//! The pins of all owners, for the operator, and new ones of the request's own token.
+//! The pins of all owners, for the operator, and new ones.
 //!
 //! | request | does |
 //! |---|---|
 //! | `GET /api/v1/pins?owner=&cid=&name=&match=&status=&older_than=&limit=` | lists the pins of all owners |
-//! | `POST /api/v1/pins` | creates a pin of the request's own token, as `POST /psa/pins` does |
+//! | `POST /api/v1/pins` | creates a pin of the request's own token, as `POST /psa/pins` does, or of another owner |
 //! | `POST /api/v1/pins/ID/retry` | has a failed or waiting pin of any owner tried at once |
 //! | `DELETE /api/v1/pins/ID` | removes a pin of any owner, for example of a revoked token |
 //! | `GET /api/v1/pins/owners` | the usage of each owner, and the length of the queue |
@@ -13,14 +13,15 @@
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
 use crate::http::extract::{Audited, Authenticated};
+use crate::http::guard::insufficient_scope;
 use crate::http::parameters::{Parameters, bad_request};
 use crate::pins::psa;
 use crate::pins::psa::failure::PsaFailure;
 use crate::pins::psa::query::{self, MatchView};
 use crate::pins::psa::views::status;
-use api::access::OPERATOR;
+use api::access::{OPERATOR, Scope};
 use api::error::ErrorView;
-use api::pins::{OwnedPinView, OwnedPinsView, OwnerView, OwnersView, PinView};
+use api::pins::{NewPinView, OwnedPinView, OwnedPinsView, OwnerView, OwnersView};
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -28,7 +29,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse;
 use libp2p::Multiaddr;
 use p2p_bridge::epoch;
-use services::access::token_store::TokenStore;
+use services::access::token_store::{StoredToken, TokenStore};
 use services::audit::ResponseDetail;
 use services::pinning::{Filter, Owner, PinRequest, Pins, PinsError, StatusCounts};
 use std::collections::HashMap;
@@ -88,10 +89,40 @@ impl Overview {
 }
 
 impl Overview {
+    /// The owner with an ID or a name, and its quota.
+    async fn owner(&self, id_or_name: String) -> Result<Owner, ApiError> {
+        if id_or_name == OPERATOR {
+            return Ok(Owner::operator());
+        }
+        let token_store = self.token_store.clone();
+        let tokens = tokio::task::spawn_blocking(move || token_store.list()).await.map_err(|_| stopping())??;
+        owner_among(tokens, &id_or_name)
+    }
+
     async fn accepted(&self, request: &PinRequest) -> Answer {
         let view = owned_pin(request, &self.token_names().await?);
         let detail = ResponseDetail(serde_json::json!({ "requestid": view.requestid, "cid": view.cid }));
         Ok(detail.with(json(StatusCode::ACCEPTED, &view)))
+    }
+}
+
+/// The owner with an ID, or else the only one with a name.
+pub(super) fn owner_among(tokens: Vec<StoredToken>, id_or_name: &str) -> Result<Owner, ApiError> {
+    let owner = |token: &StoredToken| Owner {
+        id: token.id.as_str().into(),
+        pins_max: token.quota.pins_max,
+        bytes_max: token.quota.bytes_max,
+    };
+    if let Some(token) = tokens.iter().find(|token| token.id == id_or_name) {
+        return Ok(owner(token));
+    }
+    let mut named = tokens.iter().filter(|token| token.name == id_or_name);
+    match (named.next(), named.next()) {
+        (Some(token), None) => Ok(owner(token)),
+        (None, _) => Err(bad_request(format!("there is no token with the ID or name \"{id_or_name}\" to own the pin"))),
+        (Some(_), Some(_)) => {
+            Err(bad_request(format!("several tokens have the name \"{id_or_name}\": give the ID of the owner's")))
+        }
     }
 }
 
@@ -168,11 +199,14 @@ async fn list(State(overview): State<Overview>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, by_status, pins: shown }))
 }
 
-/// Creates a pin of the request's own token, as `POST /psa/pins` does.
+/// Creates a pin of the request's own token, as `POST /psa/pins` does. With the scope `operate` also one of another
+/// owner, whose quota it counts towards.
 #[utoipa::path(post, path = "/api/v1/pins", tag = "pinning", security(("bearer" = ["pin"])),
-    request_body(content = PinView, content_type = "application/json"),
+    request_body(content = NewPinView, content_type = "application/json"),
     responses((status = 202, description = "The pin is created", body = OwnedPinView),
-        (status = 400, description = "The pin is invalid or exceeds a limit", body = ErrorView),
+        (status = 400, description = "The pin is invalid or exceeds a limit, or there is no such owner",
+            body = ErrorView),
+        (status = 403, description = "The token lacks the scope operate, which another owner needs", body = ErrorView),
         (status = 409, description = "The token's quota is used up", body = ErrorView),
         (status = 507, description = "The pin service is full", body = ErrorView)))]
 async fn add(
@@ -183,10 +217,22 @@ async fn add(
     body: Body,
 ) -> Answer {
     Parameters::of(&uri, &[])?;
-    let wanted = psa::views::wanted(&psa::read(body).await?)?;
-    psa::record_request(&audit_context, &wanted);
-    let request = overview.pins.request(&Owner::from(&bearer), wanted).await.map_err(PsaFailure::from)?;
+    let body = psa::read(body).await?;
+    let wanted = psa::views::wanted(&body)?;
+    let owner = named_owner(&body)?;
+    audit_context.note(&serde_json::json!({ "cid": wanted.root.to_string(), "owner": owner }));
+    let owner = match owner {
+        None => Owner::from(&bearer),
+        Some(_) if !bearer.may(Scope::Operate) => return Err(insufficient_scope(&bearer, Scope::Operate)),
+        Some(owner) => overview.owner(owner).await?,
+    };
+    let request = overview.pins.request(&owner, wanted).await.map_err(PsaFailure::from)?;
     overview.accepted(&request).await
+}
+
+/// The owner that a body names.
+fn named_owner(body: &[u8]) -> Result<Option<String>, ApiError> {
+    serde_json::from_slice(body).map(|NewPinView { owner, .. }| owner).map_err(bad_request)
 }
 
 /// Has a failed or waiting pin of any owner tried as soon as a worker is free. A pin that is being fetched is left

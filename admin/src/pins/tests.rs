@@ -6,14 +6,15 @@ mod world;
 
 use self::world::*;
 use crate::pins::{overview, psa};
+use api::access::Quota;
 use axum::body::Body;
 use axum::http::{Request as HttpRequest, StatusCode};
 use axum::{Extension, Router};
 use content::block::Block;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use services::access::Principal;
-use services::access::token_store::TokenStore;
+use services::access::token_store::{StoredToken, TokenParameters, TokenStore};
+use services::access::{Principal, Scope};
 use services::pinning;
 use services::pinning::Pins;
 use std::sync::Arc;
@@ -317,4 +318,73 @@ async fn the_operator_creates_retries_and_counts_pins() {
         let error = answer["error"].as_str().unwrap_or_default();
         assert!(status == expected && error.contains(message), "{path} {body}: {status} {answer}");
     }
+}
+
+/// Whose a new pin is: the request's own token, or that of an operator's choice.
+#[tokio::test]
+async fn pins_are_created_for_other_owners_by_an_operator() {
+    let world = World::new();
+    let blocks = dag("one", 0..5);
+    let pins = world.start().await;
+    let dir = tempfile::tempdir().expect("a folder");
+    let tokens = TokenStore::of(dir.path());
+    let quota = Quota { pins_max: Some(1), bytes_max: None };
+    let parameters = |name: &str| TokenParameters {
+        name: Some(name.to_owned()),
+        scopes: [Scope::Pin].into_iter().collect(),
+        quota,
+        lifetime: None,
+    };
+    let [app, other] = ["app", "other"].map(|name| tokens.create(parameters(name)).expect("is created").0);
+    let (router, _) = overview::routes(Arc::clone(&pins), tokens).split_for_parts();
+    let send = async |scopes: &[Scope], owner: Option<&str>| {
+        let bearer = Principal { id: "own".into(), scopes: scopes.iter().copied().collect(), ..Principal::operator() };
+        let router: Router = router.clone().layer(Extension(bearer));
+        let mut body = json!({ "cid": cid(&blocks), "name": "a name", "meta": { "a": "b" } });
+        owner.iter().for_each(|owner| body["owner"] = json!(owner));
+        let request = HttpRequest::builder().method("POST").uri("/api/v1/pins").body(Body::from(body.to_string()));
+        let response = router.oneshot(request.expect("a request")).await.expect("answers");
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (status, serde_json::from_slice::<Value>(&body).unwrap_or_default())
+    };
+    let (pinning, operating) = (&[Scope::Pin][..], &[Scope::Pin, Scope::Operate][..]);
+    let table = [
+        (pinning, None, 202, "own"),
+        (pinning, Some("app"), 403, "operate"),
+        (pinning, Some("own"), 403, "operate"),
+        (operating, Some("nobody"), 400, "there is no token"),
+        (operating, Some("app"), 202, app.id.as_str()),
+        (operating, Some("app"), 409, "quota of 1 pins"),
+        (operating, Some(other.id.as_str()), 202, other.id.as_str()),
+        (operating, Some("operator"), 202, "operator"),
+        (operating, None, 202, "own"),
+    ];
+    for (scopes, owner, expected, words) in table {
+        let (status, answer) = send(scopes, owner).await;
+        let said = answer["owner"].as_str().or(answer["error"].as_str()).unwrap_or_default();
+        assert!(status == expected && said.contains(words), "{scopes:?} {owner:?}: {status} {answer}");
+        if status == 202 {
+            assert_eq!((&answer["name"], &answer["meta"]["a"]), (&json!("a name"), &json!("b")), "{answer}");
+        }
+    }
+}
+
+#[test]
+fn of_several_tokens_of_a_name_none_is_the_owner() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = TokenStore::of(dir.path());
+    let parameters = |name: &str| TokenParameters {
+        name: Some(name.to_owned()),
+        scopes: [Scope::Pin].into_iter().collect(),
+        quota: Quota::default(),
+        lifetime: None,
+    };
+    let one = store.create(parameters("one")).expect("is created").0;
+    let same = StoredToken { id: "another".to_owned(), ..one.clone() };
+    let owner = |name: &str| overview::owner_among(vec![one.clone(), same.clone()], name).map(|owner| owner.id);
+    assert_eq!(owner(&one.id).ok().as_deref(), Some(one.id.as_str()));
+    assert_eq!(owner("another").ok().as_deref(), Some("another"));
+    let refused = owner("one").expect_err("is ambiguous");
+    assert!(refused.0 == StatusCode::BAD_REQUEST && refused.1.contains("several tokens"), "{}", refused.1);
 }

@@ -267,8 +267,9 @@ async fn log_own_pins(disk: &dyn BlockStore) -> Result<(), StoreError> {
     if pins > 0 {
         tracing::warn!(
             pins,
-            "this gateway has pins of its own from before it was one of a site: their blocks stay on its disk, but they \
-             are not listed, and cannot be removed; to take them along, export them as CAR files before, and import them"
+            "this gateway has pins of its own from before it was one of a site: their blocks stay on its disk, but \
+             they are not listed, and cannot be removed; to move them into the site, run it without the [site] lines, \
+             and \"causeway site import\" at another gateway of the site"
         );
     }
     Ok(())

@@ -110,7 +110,7 @@ async fn remove_rule(node: &Causeway, cid: &str) -> (u16, Value) {
     node.admin("DELETE", &format!("/api/v1/denylists/local/rules?rule=/ipfs/{cid}"), None).await
 }
 
-async fn until_status(node: &Causeway, cid: &str, expected: u16) {
+pub async fn until_status(node: &Causeway, cid: &str, expected: u16) {
     eventually("the rule is in force", TIMEOUT, async || {
         let status = node.get(&format!("/ipfs/{cid}")).await.status;
         if status == expected { Ok(()) } else { Err(status) }
@@ -129,7 +129,7 @@ async fn until_stored(node: &Causeway, cid: &str, expected: u16) {
 }
 
 /// Creates a token: the status, and the token.
-async fn create_token(node: &Causeway, terms: Value) -> (u16, String) {
+pub async fn create_token(node: &Causeway, terms: Value) -> (u16, String) {
     let (status, created) = node.admin("POST", "/api/v1/tokens", Some(&terms.to_string())).await;
     (status, created["token"].as_str().unwrap_or_default().to_owned())
 }

@@ -1,10 +1,11 @@
 //! What an operator does with a site, by the commands.
 
-use crate::site::{Site, folder, until_pinned, upload};
-use crate::support::causeway::Launch;
-use crate::support::eventually;
+use crate::site::{Site, create_token, folder, until_pinned, until_status, upload};
+use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::noise::Noise;
+use crate::support::{client, eventually};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,4 +64,148 @@ async fn the_storage_is_compared_with_the_database() {
     let refused = alone.run(&["site", "reconcile"]).expect_err("it has no site");
     assert!(refused.contains("does not belong to a site"), "{refused}");
     node.stop().await;
+}
+
+/// A block that no one has.
+const ABSENT: &str = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
+
+/// A pin as its owner sees it: its CID, name, metadata and owner, and whether it is complete.
+type SeenPin = (String, String, String, String, bool);
+
+/// The pins of all owners that have not failed.
+async fn seen_pins(node: &Causeway) -> BTreeSet<SeenPin> {
+    let (status, listed) = node.admin("GET", "/api/v1/pins?limit=1000&status=queued,pinning,pinned", None).await;
+    assert_eq!(status, 200, "{listed}");
+    let text = |pin: &Value, key: &str| pin[key].as_str().unwrap_or_default().to_owned();
+    let seen = |pin: &Value| {
+        let is_pinned = pin["status"] == "pinned";
+        (text(pin, "cid"), text(pin, "name"), pin["meta"].to_string(), text(pin, "owner_name"), is_pinned)
+    };
+    listed["pins"].as_array().expect("a list").iter().map(seen).collect()
+}
+
+/// Waits until a gateway of the site has these pins and no others.
+async fn until_seen(node: &Causeway, expected: &BTreeSet<SeenPin>) {
+    eventually("it has all pins", TIMEOUT, async || {
+        let seen = seen_pins(node).await;
+        if seen == *expected { Ok(()) } else { Err(format!("{seen:?}")) }
+    })
+    .await;
+}
+
+/// Sends a request with a token: the status, and the answer.
+async fn send(node: &Causeway, token: &str, path: &str, body: Vec<u8>) -> (u16, Value) {
+    let request = client().post(format!("{}{path}", node.admin_url())).bearer_auth(token).body(body);
+    let response = request.send().await.expect("is answered");
+    let status = response.status().as_u16();
+    (status, serde_json::from_slice(&response.bytes().await.expect("a body")).unwrap_or_default())
+}
+
+/// Runs `causeway site import` from one gateway into another: its lines of JSON, of which the last one has the numbers.
+fn import(into: &Launch, from: &Causeway, token_file: &Path, more: &[&str]) -> Result<Vec<Value>, String> {
+    let file = token_file.to_str().expect("a path");
+    let arguments = ["site", "import", "--json", "--from", from.admin_url(), "--from-token-file", file];
+    let printed = into.run(&[&arguments, more].concat())?;
+    Ok(printed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect())
+}
+
+/// A gateway with pins of two owners moves into a site while it serves, and another one leaves the site with them.
+#[tokio::test(flavor = "multi_thread")]
+async fn pins_move_into_a_site_and_out_of_it() {
+    let (site, dirs) = (Site::new().await, [folder(), folder(), folder(), folder()]);
+    let token_file = dirs[3].path().join("token");
+    fs::write(&token_file, TOKEN).expect("the folder is ours");
+    let old = Launch::new(dirs[0].path()).start().await;
+    let [large, small, denied] =
+        [(62, 3_000_000), (63, 1_000), (64, 2_000)].map(|(seed, bytes)| Noise::bytes(seed, bytes));
+    let (large_cid, _) = upload(&old, &large).await.expect("is stored");
+    let (denied_cid, _) = upload(&old, &denied).await.expect("is stored");
+    let terms = json!({ "name": "app", "scopes": ["pin"] });
+    let (_, app) = create_token(&old, terms.clone()).await;
+    let (status, stored) = send(&old, &app, "/upload?pin-name=own", small.clone()).await;
+    assert_eq!(status, 200, "{stored}");
+    let small_cid = stored["roots"][0]["cid"].as_str().expect("a CID").to_owned();
+    for (token, pin) in [
+        (app.as_str(), json!({ "cid": large_cid, "name": "shared", "meta": { "build": "7" } })),
+        (TOKEN, json!({ "cid": ABSENT, "name": "later" })),
+    ] {
+        let (status, answer) = send(&old, token, "/psa/pins", pin.to_string().into_bytes()).await;
+        assert_eq!(status, 202, "{answer}");
+    }
+    let there = eventually("the pin of stored blocks is complete", TIMEOUT, async || {
+        let seen = seen_pins(&old).await;
+        let incomplete = seen.iter().filter(|pin| !pin.4).count();
+        if incomplete == 1 { Ok(seen) } else { Err(format!("{seen:?}")) }
+    })
+    .await;
+    let complete = there.len() - 1;
+
+    let launches = [site.gateway(dirs[1].path()), site.gateway(dirs[2].path())];
+    let [one, other] = [launches[0].start().await, launches[1].start().await];
+    let refused = import(&launches[0], &one, &token_file, &[]).expect_err("it is the same gateway");
+    assert!(refused.contains("is this gateway"), "{refused}");
+    let refused = import(&launches[0], &other, &token_file, &[]).expect_err("they have the same pins");
+    assert!(refused.contains("both are gateways of the site"), "{refused}");
+    let refused = import(&launches[0], &old, &token_file, &[]).expect_err("an owner is unknown");
+    assert!(refused.contains("no token") && refused.contains("\"app\""), "{refused}");
+    assert_eq!(seen_pins(&one).await, BTreeSet::new(), "nothing was begun");
+    assert_eq!(create_token(&one, terms.clone()).await.0, 201);
+    let planned = import(&launches[0], &old, &token_file, &["--dry-run"]).expect("is counted");
+    let numbers = planned.last().expect("numbers");
+    assert_eq!((&numbers["copied"], &numbers["requested"]), (&json!(complete), &json!(1)), "{planned:?}");
+    assert_eq!(seen_pins(&one).await, BTreeSet::new(), "nothing was begun");
+
+    // A run before this one has ended after it had requested a pin, and a pin cannot be imported.
+    let begun = json!({ "cid": small_cid, "name": "own", "owner": "app" }).to_string();
+    assert_eq!(send(&one, TOKEN, "/api/v1/pins", begun.into_bytes()).await.0, 202);
+    let rule = json!({ "cid": denied_cid }).to_string();
+    assert_eq!(send(&one, TOKEN, "/api/v1/denylists/local/rules", rule.into_bytes()).await.0, 201);
+    let failed = import(&launches[0], &old, &token_file, &[]).expect_err("one is withheld");
+    assert!(failed.contains("1 pin could not be imported"), "{failed}");
+    let but_one: BTreeSet<SeenPin> = there.iter().filter(|pin| pin.0 != denied_cid).cloned().collect();
+    until_seen(&other, &but_one).await;
+    let (status, answer) =
+        one.admin("DELETE", &format!("/api/v1/denylists/local/rules?rule=/ipfs/{denied_cid}"), None).await;
+    assert_eq!(status, 200, "{answer}");
+    // A second run continues, and the old gateway serves meanwhile.
+    let again = import(&launches[0], &old, &token_file, &[]).expect("is imported");
+    let numbers = again.last().expect("numbers");
+    assert_eq!((&numbers["failed"], numbers["copied"].as_u64() <= Some(1)), (&json!(0), true), "{again:?}");
+    old.expect(&format!("/ipfs/{large_cid}"), &large).await;
+    let third = import(&launches[0], &old, &token_file, &[]).expect("nothing is left to do");
+    assert_eq!(third.last().expect("numbers")["present"], json!(there.len()), "{third:?}");
+    old.stop().await;
+    until_seen(&other, &there).await;
+    until_status(&other, &denied_cid, 200).await;
+    for (cid, content) in [(&large_cid, &large), (&small_cid, &small), (&denied_cid, &denied)] {
+        other.expect(&format!("/ipfs/{cid}"), content).await;
+    }
+
+    // The other one leaves: it is started without the lines of the site, and gets the pins from one that stays.
+    other.stop().await;
+    let alone = Launch::new(dirs[2].path());
+    let left = alone.start().await;
+    let refused = import(&alone, &one, &token_file, &["--owner", "unknown"]).expect_err("there is no such owner");
+    assert!(refused.contains("has no token \"unknown\""), "{refused}");
+    let taken = import(&alone, &one, &token_file, &["--owner", "operator"]).expect("is imported");
+    assert!(taken.last().expect("numbers")["copied_bytes"].as_u64() > Some(3_000_000), "{taken:?}");
+    assert!(seen_pins(&left).await.iter().all(|pin| pin.3 == "operator"));
+    // Each to its owner: the blocks are there already.
+    assert_eq!(create_token(&left, terms).await.0, 201);
+    let taken = import(&alone, &one, &token_file, &[]).expect("is imported");
+    let numbers = taken.last().expect("numbers");
+    assert_eq!((&numbers["failed"], &numbers["copied_bytes"]), (&json!(0), &json!(0)), "{taken:?}");
+    one.stop().await;
+    drop(site);
+    let seen = seen_pins(&left).await;
+    assert!(seen.is_superset(&there), "{seen:?}");
+    for (cid, content) in [(&large_cid, &large), (&small_cid, &small), (&denied_cid, &denied)] {
+        left.expect(&format!("/ipfs/{cid}"), content).await;
+    }
+    left.stop().await;
+    let left = alone.start().await;
+    left.expect(&format!("/ipfs/{large_cid}"), &large).await;
+    let checked = alone.run(&["store", "check"]).expect("nothing is damaged");
+    assert!(checked.contains("0 damaged"), "{checked}");
+    left.stop().await;
 }

@@ -2,10 +2,13 @@
 //!
 //! | module | command |
 //! |---|---|
+//! | `import` | `site import`: the pins of another gateway, with their blocks |
 //! | `reconcile` | `site reconcile`: the storage is compared with the index |
 
+mod import;
 mod reconcile;
 
+use self::import::SiteImportArgs;
 use self::reconcile::ReconcileArgs;
 use crate::options::{GATEWAY_REQUIRED, RequestOptions};
 use crate::output::{count, print_view, table};
@@ -49,6 +52,9 @@ enum SiteCommand {
     /// Compare the storage of the site with the index in its database: delete objects that the index does not know, and
     /// have missing blocks of pins fetched again
     Reconcile(ReconcileArgs),
+    /// Import the pins of another gateway, with their blocks: a gateway that is alone moves into a site, or one leaves
+    /// it
+    Import(SiteImportArgs),
 }
 
 impl SiteArgs {
@@ -57,6 +63,7 @@ impl SiteArgs {
         match &self.command {
             SiteCommand::Status { options } => options.flags(),
             SiteCommand::Reconcile(args) => args.options.flags(),
+            SiteCommand::Import(args) => args.flags(),
         }
     }
 }
@@ -69,6 +76,7 @@ pub async fn run(loaded: &Loaded, args: SiteArgs) -> anyhow::Result<()> {
     match args.command {
         SiteCommand::Status { options } => status(loaded, &options).await,
         SiteCommand::Reconcile(args) => reconcile::run(loaded, &args).await,
+        SiteCommand::Import(args) => import::run(loaded, args).await,
     }
 }
 

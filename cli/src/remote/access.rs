@@ -71,6 +71,16 @@ impl Access {
         })
     }
 
+    /// The access by the token in a file, for a gateway that is not that of the settings.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn of_file(token_file: &Path, ca: Option<PathBuf>) -> anyhow::Result<Self> {
+        let token =
+            read(token_file).with_context(|| format!("the token in {} cannot be read", token_file.display()))?;
+        Ok(Self { token: Some(token), origin: Origin::File(token_file.to_owned()), is_local: false, ca })
+    }
+
     /// The token, if there is one.
     pub fn token(&self) -> Option<&str> {
         self.token.as_deref()

@@ -13,12 +13,12 @@ use anyhow::{Context as _, anyhow, bail};
 use api::error::{ErrorView, KuboError, PinningError};
 use bytes::Bytes;
 use content::stored::coding::ZSTD;
-use futures::stream::{Stream, StreamExt as _};
+use futures::stream::{Stream, StreamExt as _, TryStreamExt as _};
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use http_body_util::{BodyDataStream, BodyExt as _, Full, Limited, StreamBody};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
@@ -214,6 +214,22 @@ impl Client {
         let answer = self.send(&method, path, body).await?;
         let answer = self.success(answer).await?;
         Ok(Lines { body: answer.response.into_body(), rest: Vec::new(), url: self.url() })
+    }
+
+    /// GETs a body of any length, as it is received.
+    ///
+    /// # Errors
+    /// When the gateway cannot be reached or rejects the request; in the stream, when the body is cut short.
+    pub async fn download(&self, path: &str) -> anyhow::Result<impl Stream<Item = io::Result<Bytes>> + Send + use<>> {
+        let answer = self.send(&Method::GET, path, Bytes::new()).await?;
+        let answer = self.success(answer).await?;
+        let cut_short = format!(
+            "the gateway at {} ended it early, because a block is missing or withheld, or the connection failed: its \
+             log says which",
+            self.url()
+        );
+        let body = BodyDataStream::new(answer.response.into_body());
+        Ok(body.map_err(move |_| io::Error::other(cut_short.clone())))
     }
 
     /// Whether the gateway is on this machine.

@@ -174,7 +174,10 @@ pub struct Remote {
 
 impl Remote {
     /// Checks that the gateway answers and accepts the token, before a large request is sent.
-    async fn connect(client: Client) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// When it cannot be reached, or rejects the token.
+    pub async fn connect(client: Client) -> anyhow::Result<Self> {
         if client.sends_token_in_clear() {
             eprintln!("warning: the token is sent to {} unencrypted; use https, or a tunnel", client.url());
         }
@@ -285,6 +288,17 @@ impl Remote {
     /// When the CAR cannot be read, or the gateway rejects it.
     pub async fn import(&self, archive: impl AsyncRead + Unpin + Send + 'static) -> anyhow::Result<ImportedView> {
         self.send(&import_path(RootsIn::Header, None), CAR, "archive", chunks(archive)).await
+    }
+
+    /// Sends a CAR with the blocks of pins that are requested already.
+    ///
+    /// # Errors
+    /// When the CAR cannot be read, or the gateway rejects it.
+    pub async fn supply(
+        &self,
+        archive: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+    ) -> anyhow::Result<ImportedView> {
+        self.send("/api/v1/store/import?roots=header&pin=requested", CAR, "archive", archive).await
     }
 
     /// Uploads a file, which is streamed, with the parameters of an upload. `count` is called with the length of each

@@ -123,6 +123,37 @@ impl Pins {
         Ok(requests)
     }
 
+    /// Pins the roots of an addition, and so completes the requests that exist for them: for blocks that were sent by
+    /// another gateway. Creates no request. Not cancellation-safe: a caller whose client may disconnect spawns it.
+    ///
+    /// # Errors
+    /// [`AdoptError`]: [`PinsError::NotFound`] if there is no request for a root, [`PinsError::Quota`] if all have
+    /// failed because of it. No pin stays then, except those that requests need.
+    pub async fn supply(self: &Arc<Self>, addition: Addition, roots: &[Cid]) -> Result<Vec<PinSummary>, AdoptError> {
+        let mut protections = Vec::with_capacity(roots.len());
+        for root in roots {
+            protections.push(self.protect(*root).await);
+        }
+        let supplied = self.pin_requested(addition, roots).await;
+        drop::<Vec<Protection>>(protections);
+        if supplied.is_err() {
+            self.release(roots).await;
+        }
+        supplied
+    }
+
+    async fn pin_requested(self: &Arc<Self>, addition: Addition, roots: &[Cid]) -> Result<Vec<PinSummary>, AdoptError> {
+        // Before much is written.
+        if !roots.iter().all(|root| self.is_requested(root)) {
+            return Err(PinsError::NotFound.into());
+        }
+        let pins = addition.pin(roots, None).await?;
+        for root in roots {
+            self.settle_supplied(*root).await?;
+        }
+        Ok(pins)
+    }
+
     /// The owner's request that already equals the one to record.
     fn known(&self, root: Cid, Adoption { owner, name, meta, .. }: Adoption<'_>) -> Option<PinRequest> {
         let is_same = |request: &PinRequest| {

@@ -144,7 +144,7 @@ async fn remove(State(pins): State<Arc<Pins>>, Authenticated(bearer): Authentica
 }
 
 /// Adds the CID to the audit context, so that the audit log has it even if the request is rejected.
-pub(in crate::pins) fn record_request(audit_context: &AuditContext, wanted: &PinParameters) {
+fn record_request(audit_context: &AuditContext, wanted: &PinParameters) {
     audit_context.note(&serde_json::json!({ "cid": wanted.root.to_string() }));
 }
 

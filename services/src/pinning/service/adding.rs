@@ -337,6 +337,40 @@ impl Pins {
         }
     }
 
+    /// Whether any owner has a request for a root that has not failed.
+    pub(in crate::pinning) fn is_requested(&self, root: &Cid) -> bool {
+        !self.index().requests_for(root, StoredRequest::is_live).is_empty()
+    }
+
+    /// Settles the requests for a root that was just pinned in the store, whose pin the caller protects.
+    ///
+    /// # Errors
+    /// [`PinsError::NotFound`] if there is none, [`PinsError::Quota`] if all of them have failed, [`PinsError::Store`].
+    pub(in crate::pinning) async fn settle_supplied(self: &Arc<Self>, root: Cid) -> Result<(), PinsError> {
+        let pins = Arc::clone(self);
+        self.spawn_change(async move {
+            pins.refresh(&root).await?;
+            pins.settle_stored(&root).await?;
+            pins.supplied(&root)?;
+            pins.follow_ups().push(FollowUp::Announce(root));
+            Ok(())
+        })
+        .await
+    }
+
+    /// Whether a root that is pinned in the store has a request that is pinned.
+    fn supplied(&self, root: &Cid) -> Result<(), PinsError> {
+        let index = self.index();
+        if index.is_pinned(root) {
+            return Ok(());
+        }
+        let failed = |id: &Arc<str>| match &index.entry(id)?.outcome {
+            PinOutcome::Failed(reason) => Some(PinsError::Quota(reason.to_string())),
+            _ => None,
+        };
+        Err(index.requests_for(root, |_| true).iter().find_map(failed).unwrap_or(PinsError::NotFound))
+    }
+
     /// Settles the pending requests for a root whose pin in the store is complete, also while a worker fetches it: the
     /// pin may have been completed by an import. The caller holds the lock of changes.
     async fn settle_stored(&self, root: &Cid) -> Result<(), PinsError> {

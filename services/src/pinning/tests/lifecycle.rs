@@ -525,6 +525,41 @@ async fn a_failed_addition_keeps_the_pins_that_its_owner_had() {
 }
 
 #[tokio::test]
+async fn blocks_that_are_sent_complete_the_requests_that_exist() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..4), dag("second", 4..8));
+    let pins = world.start().await;
+    let roots = [*first[0].cid(), *second[0].cid()];
+    let refused = pins.supply(addition(&world, &first).await, &roots[..1]).await;
+    assert!(matches!(refused, Err(AdoptError::Pins(PinsError::NotFound))), "{refused:?}");
+    assert_eq!(world.pinned().await, [], "no one has requested it");
+    let mut asked = Vec::new();
+    for owner_name in ["alice", "bob"] {
+        asked.push(pins.request(&owner(owner_name), named(&first, "mine")).await.expect("is accepted"));
+    }
+    let supplied = pins.supply(addition(&world, &first).await, &roots[..1]).await.expect("is pinned");
+    assert_eq!((supplied.len(), supplied[0].root), (1, roots[0]));
+    for request in asked {
+        let now = pins.get(&request.owner, &request.id).expect("it stays");
+        assert_eq!((now.status, now.name.as_deref(), now.progress.blocks), (Status::Pinned, Some("mine"), 5));
+    }
+    // The same again changes nothing.
+    pins.supply(addition(&world, &first).await, &roots[..1]).await.expect("is pinned");
+    assert_eq!(pins.of_root("alice", &roots[0]).len(), 1);
+    // Of two roots one is not requested, and then by one whose quota it exceeds.
+    let both = async || addition(&world, first.iter().chain(&second)).await;
+    let refused = pins.supply(both().await, &roots).await;
+    assert!(matches!(refused, Err(AdoptError::Pins(PinsError::NotFound))), "{refused:?}");
+    let poor = Owner { bytes_max: Some(10), ..owner("poor") };
+    let queued = pins.request(&poor, wanted(&second)).await.expect("is accepted");
+    let refused = pins.supply(both().await, &roots).await;
+    assert!(matches!(refused, Err(AdoptError::Pins(PinsError::Quota(_)))), "{refused:?}");
+    assert_eq!(pins.get("poor", &queued.id).expect("it stays").status, Status::Failed);
+    let only_the_first = async || (world.pinned().await == [roots[0]]).then_some(());
+    until("the pin that nothing needs is removed", only_the_first).await;
+}
+
+#[tokio::test]
 async fn a_pin_whose_last_request_goes_while_it_is_protected_goes_with_the_protection() {
     let world = World::new();
     let blocks = dag("one", 0..4);

@@ -43,7 +43,7 @@
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
 //! | [`site`] | several gateways with one database and one storage, also behind HAProxy and nginx |
-//! | [`site_operations`] | an operator's commands on a site: reconciling, moving in and out |
+//! | [`site_operations`] | an operator's commands on a site: reconciling, moving in and out, restoring a backup |
 //! | [`soak`] | a soak test, in `make test-long` only |
 
 #[path = "../support/mod.rs"]

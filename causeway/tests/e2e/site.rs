@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-const NAME: &str = "e2e";
+pub const NAME: &str = "e2e";
 
 pub fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
@@ -75,7 +75,7 @@ pub async fn upload(node: &Causeway, content: &[u8]) -> Result<(String, String),
     text("cid").zip(text("pin")).filter(|_| status == 200).ok_or((status, retry_after))
 }
 
-async fn pin(node: &Causeway, id: &str) -> Option<Value> {
+pub async fn pin(node: &Causeway, id: &str) -> Option<Value> {
     let (status, pin) = node.admin("GET", &format!("/psa/pins/{id}"), None).await;
     (status == 200).then_some(pin)
 }
@@ -119,7 +119,7 @@ pub async fn until_status(node: &Causeway, cid: &str, expected: u16) {
 }
 
 /// Waits for the status of a request that is answered with stored blocks only: 200, or 412 without.
-async fn until_stored(node: &Causeway, cid: &str, expected: u16) {
+pub async fn until_stored(node: &Causeway, cid: &str, expected: u16) {
     eventually("it is stored, or is not", TIMEOUT, async || {
         let request = client().get(node.url(&format!("/ipfs/{cid}"))).header("cache-control", "only-if-cached");
         let status = request.send().await.expect("is answered").status().as_u16();
@@ -135,7 +135,7 @@ pub async fn create_token(node: &Causeway, terms: Value) -> (u16, String) {
 }
 
 /// The status of a request with a token.
-async fn token_status(node: &Causeway, token: &str) -> u16 {
+pub async fn token_status(node: &Causeway, token: &str) -> u16 {
     let request = client().get(format!("{}/api/v1/token", node.admin_url())).bearer_auth(token);
     request.send().await.expect("is answered").status().as_u16()
 }

@@ -1,6 +1,9 @@
 //! What an operator does with a site, by the commands.
 
-use crate::site::{Site, create_token, folder, until_pinned, until_status, upload};
+use crate::engines::support::{Postgres, program};
+use crate::site::{
+    NAME, Site, create_token, folder, pin, token_status, until_pinned, until_status, until_stored, upload,
+};
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::noise::Noise;
 use crate::support::{client, eventually};
@@ -8,6 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -208,4 +212,60 @@ async fn pins_move_into_a_site_and_out_of_it() {
     let checked = alone.run(&["store", "check"]).expect("nothing is damaged");
     assert!(checked.contains("0 damaged"), "{checked}");
     left.stop().await;
+}
+
+/// A program of PostgreSQL that connects to a server.
+fn run_client(name: &str, arguments: &[&str]) {
+    let output = Command::new(program(name)).args(arguments).output().expect("PostgreSQL is installed");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The backup of `docs/howto/backup-and-restore.md` is restored into another database and another folder.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_site_is_restored_from_a_dump_and_a_copy_of_its_storage() {
+    let (site, dirs) = (Site::new().await, [folder(), folder(), folder()]);
+    let one = site.gateway(dirs[0].path()).start().await;
+    let [kept, between, later] = [65, 66, 67].map(|seed| Noise::bytes(seed, 600_000));
+    let (kept_cid, kept_pin) = upload(&one, &kept).await.expect("is stored");
+    let (_, token) = create_token(&one, json!({ "name": "app", "scopes": ["pin"] })).await;
+    let dump = dirs[1].path().join("site.dump");
+    let dump = dump.to_str().expect("a path");
+    // While the gateway runs, the database first.
+    run_client("pg_dump", &["--format=custom", "--file", dump, "--dbname", &site.database.options(NAME).url]);
+    let (between_cid, between_pin) = upload(&one, &between).await.expect("is stored");
+    let copy = folder();
+    let from = format!("{}/.", site.storage.path().display());
+    let copied = Command::new("cp").args(["-a", &from]).arg(copy.path()).status().expect("cp runs");
+    assert!(copied.success(), "{copied}");
+    let (_, later_pin) = upload(&one, &later).await.expect("is stored");
+    // Everything is lost.
+    drop((one, site));
+
+    let restored = Site { database: Postgres::start().await, storage: copy };
+    run_client("pg_restore", &["--no-owner", "--dbname", &restored.database.options(NAME).url, dump]);
+    let launch = restored.gateway(dirs[2].path());
+    let node = launch.start().await;
+    until_pinned(&node, &kept_pin).await;
+    node.expect(&format!("/ipfs/{kept_cid}"), &kept).await;
+    assert_eq!(token_status(&node, &token).await, 200);
+    for gone in [&between_pin, &later_pin] {
+        assert_eq!(pin(&node, gone).await, None);
+    }
+    let before = objects(restored.storage.path()).len();
+    let reconciled = launch.run(&["site", "reconcile", "--json"]).expect("is compared");
+    let found: Value = serde_json::from_str(&reconciled).expect("JSON");
+    let orphans = found["orphans"].as_u64().expect("a number");
+    assert!(orphans > 0 && found["lost_blocks"] == 0, "{found}");
+    assert_eq!(objects(restored.storage.path()).len() as u64, before as u64 - orphans);
+    until_stored(&node, &between_cid, 412).await;
+    // It is a site as before.
+    let (again_cid, again_pin) = upload(&node, &between).await.expect("is stored");
+    assert_eq!(again_cid, between_cid);
+    until_pinned(&node, &again_pin).await;
+    node.stop().await;
+    let node = launch.start().await;
+    for (cid, content) in [(&kept_cid, &kept), (&between_cid, &between)] {
+        node.expect(&format!("/ipfs/{cid}"), content).await;
+    }
+    node.stop().await;
 }

@@ -246,7 +246,7 @@ fn free_port() -> u16 {
 }
 
 /// A program of the latest PostgreSQL that is installed. Debian has them outside of `PATH`.
-fn program(name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> =
         versions.map(|version| version.path().join("bin").join(name)).filter(|path| path.exists()).collect();

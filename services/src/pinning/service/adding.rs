@@ -349,6 +349,8 @@ impl Pins {
     pub(in crate::pinning) async fn settle_supplied(self: &Arc<Self>, root: Cid) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         self.spawn_change(async move {
+            // Another gateway may have removed what is known here.
+            pins.commit(|_| Ok((Vec::new(), ()))).await?;
             pins.refresh(&root).await?;
             pins.settle_stored(&root).await?;
             pins.supplied(&root)?;

@@ -74,7 +74,7 @@ impl ErrorFormat {
 
     /// An error as a response in this format.
     pub fn response(self, ApiError(status, message): ApiError) -> Response {
-        let mut response = match self {
+        let response = match self {
             Self::Admin => json(status, &ErrorView { error: message }),
             Self::Pinning => {
                 let reason = status.canonical_reason().unwrap_or("Error").to_uppercase().replace([' ', '-', '\''], "_");
@@ -89,11 +89,16 @@ impl ErrorFormat {
                 json(status, &KuboError { message, code, kind: "error".to_owned() })
             }
         };
-        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
-        }
-        response
+        with_retry_after(response)
     }
+}
+
+/// A response that says when to try again, if its status is one of those that pass: 429 or 503.
+pub fn with_retry_after(mut response: Response) -> Response {
+    if matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
+    }
+    response
 }
 
 /// Why a request failed: the status, and the message for the client.

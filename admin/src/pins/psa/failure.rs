@@ -1,6 +1,6 @@
 //! [`PsaFailure`]: errors of the Pinning Service API (schema "Failure").
 
-use crate::http::answer::json;
+use crate::http::answer::{json, with_retry_after};
 use api::error::{PinningError, PinningErrorWords};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -87,6 +87,28 @@ impl IntoResponse for PsaFailure {
     fn into_response(self) -> Response {
         let Self { status, reason, details } = self;
         let error = PinningErrorWords { reason: reason.to_owned(), details: Some(details) };
-        json(status, &PinningError { error })
+        with_retry_after(json(status, &PinningError { error }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::header::RETRY_AFTER;
+
+    #[test]
+    fn only_failures_that_pass_say_when_to_try_again() {
+        let table = [
+            (PinsError::Store(StoreError::Unavailable { reason: "no connection".into() }), 503, true),
+            (PinsError::Store(StoreError::Busy), 503, true),
+            (PinsError::Store(StoreError::Closed), 503, true),
+            (PinsError::NotFound, 404, false),
+            (PinsError::Full("of pins".to_owned()), 507, false),
+        ];
+        for (error, status, has_retry_after) in table {
+            let response = PsaFailure::from(error).into_response();
+            let found = (response.status().as_u16(), response.headers().contains_key(RETRY_AFTER));
+            assert_eq!(found, (status, has_retry_after));
+        }
     }
 }

@@ -43,6 +43,7 @@
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
 //! | [`site`] | several gateways with one database and one storage, also behind HAProxy and nginx |
+//! | [`site_faults`] | a site whose gateways, database and storage fail while clients change its pins |
 //! | [`site_operations`] | an operator's commands on a site: reconciling, moving in and out, restoring a backup |
 //! | [`soak`] | a soak test, in `make test-long` only |
 
@@ -86,6 +87,7 @@ mod reverse;
 mod routing;
 mod routing_v1;
 mod site;
+mod site_faults;
 mod site_operations;
 mod soak;
 mod store;

@@ -85,6 +85,20 @@ async fn busy_servers_are_given_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn slow_answers_are_waited_for() {
+    let server = Server::start().await;
+    let relay = Relay::before(server.port).await;
+    let objects = open(&Server::options_at(relay.port));
+    let delay = Duration::from_millis(300);
+    let begun = Instant::now();
+    relay.always(Some(Fault::Delay(delay)));
+    objects.put("object", Bytes::from_static(b"x")).await.expect("puts");
+    assert_eq!(objects.get("object").await, Ok(Some(Bytes::from_static(b"x"))));
+    assert_eq!(relay.connections(), 2, "each is requested once");
+    assert!(begun.elapsed() >= 2 * delay);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stalled_servers_are_left_in_time() {
     let server = Server::start().await;
     let relay = Relay::before(server.port).await;

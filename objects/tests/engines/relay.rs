@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -20,6 +21,8 @@ pub enum Fault {
     Answer(String),
     /// Nothing is answered, and the connection stays open.
     Stall,
+    /// It is passed on after a while.
+    Delay(Duration),
 }
 
 impl Fault {
@@ -108,6 +111,10 @@ async fn connection(mut client: TcpStream, server: u16, fault: Option<Fault>) {
         }
         Some(Fault::CutAnswer(bytes)) => bytes,
         Some(Fault::LoseAnswer) => 0,
+        Some(Fault::Delay(length)) => {
+            tokio::time::sleep(length).await;
+            usize::MAX
+        }
         None => usize::MAX,
     };
     let Ok(mut upstream) = TcpStream::connect(("127.0.0.1", server)).await else { return };

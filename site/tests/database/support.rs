@@ -40,12 +40,12 @@ impl Postgres {
         let mut init = Command::new(program("initdb"));
         init.args(["--no-sync", "--auth=trust", "--username=causeway", "--encoding=UTF8", "--no-locale", "-D"]);
         run(init.arg(&data));
-        Self::of_cluster(dir, settings).await
+        Self::of_cluster(dir, None, settings).await
     }
 
-    /// Starts a server with the cluster of a folder.
-    async fn of_cluster(dir: TempDir, settings: &str) -> Self {
-        let mut server = Self { dir, port: 0, is_known: false, server: None };
+    /// Starts a server with the cluster of a folder, at a port that members know, or at a free one.
+    async fn of_cluster(dir: TempDir, port: Option<u16>, settings: &str) -> Self {
+        let mut server = Self { dir, port: port.unwrap_or_default(), is_known: port.is_some(), server: None };
         let own = "fsync = on\nshared_buffers = '16MB'\nmax_connections = 100\nmax_wal_senders = 4\n\
                    logging_collector = off\n";
         let file = server.data().join("causeway.conf");
@@ -144,11 +144,16 @@ impl Postgres {
 
     /// A standby that follows this server.
     pub async fn standby(&self) -> Self {
+        self.standby_with(None, "").await
+    }
+
+    /// The same at a port that members know, if one is given, and with lines for `postgresql.conf`.
+    pub async fn standby_with(&self, port: Option<u16>, settings: &str) -> Self {
         let dir = server_folder();
         let mut copy = Command::new(program("pg_basebackup"));
         copy.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "causeway", "--write-recovery-conf"]);
         run(copy.args(["--checkpoint=fast", "--no-sync", "-D"]).arg(dir.path().join("data")));
-        let standby = Self::of_cluster(dir, "").await;
+        let standby = Self::of_cluster(dir, port, settings).await;
         let is_following = async || {
             let count = "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'";
             self.sql(count).await.expect("is asked")[0] == "1"

@@ -29,7 +29,7 @@ async fn the_storage_is_compared_with_the_database() {
     let (site, dirs) = (Site::new().await, [folder(), folder()]);
     let (one, other) = (site.gateway(dirs[0].path()).start().await, site.gateway(dirs[1].path()).start().await);
     let content = Noise::bytes(61, 2_000_000);
-    let (cid, pin) = upload(&one, &content).await.expect("is stored");
+    let (cid, id) = upload(&one, &content).await.expect("is stored");
     // So that both have it on their own disks, and either can mend the pin.
     other.expect(&format!("/ipfs/{cid}"), &content).await;
     let stored = objects(site.storage.path());
@@ -48,13 +48,12 @@ async fn the_storage_is_compared_with_the_database() {
         "lost_blocks": 1 });
     assert_eq!(done, expected);
     assert!(!orphan.exists());
-    // The pin service of either stores it again.
-    eventually("all blocks have objects again", TIMEOUT, async || {
-        let now = objects(site.storage.path()).len();
-        if now == stored.len() { Ok(()) } else { Err(now) }
+    // The pin service of either stores it again; after a failed attempt it waits for half a minute and longer.
+    eventually("all blocks have objects again", 3 * TIMEOUT, async || {
+        let (now, view) = (objects(site.storage.path()).len(), pin(&other, &id).await.unwrap_or_default());
+        if now == stored.len() && view["status"] == "pinned" { Ok(()) } else { Err(format!("{now}: {view}")) }
     })
     .await;
-    until_pinned(&other, &pin).await;
     other.expect(&format!("/ipfs/{cid}"), &content).await;
     let (_, entries) = other.admin("GET", "/api/v1/audit?limit=10", None).await;
     assert!(entries.to_string().contains("/api/v1/site/reconcile"), "{entries}");

@@ -10,7 +10,7 @@ export CARGO_TARGET_DIR ?= target
 # selection would rebuild RocksDB and libp2p.
 PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
-NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS -u CAUSEWAY_CONSOLE_SECONDS \
+NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_FAULTS_SEED -u CAUSEWAY_SOAK_SECONDS -u CAUSEWAY_CONSOLE_SECONDS \
     -u CAUSEWAY_CONSOLE_SOURCES -u CAUSEWAY_CONSOLE_FLOWS
 
 .PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-conformance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \

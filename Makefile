@@ -14,7 +14,7 @@ NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_FAULTS_SE
     -u CAUSEWAY_CONSOLE_SOURCES -u CAUSEWAY_CONSOLE_FLOWS
 
 .PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-conformance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
-    bench-network bench-transfer bench-trace bench-policies kubo pebble otelcol versitygw deny
+    bench-network bench-transfer bench-site bench-trace bench-policies kubo pebble otelcol versitygw deny
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -153,6 +153,12 @@ bench-transfer: ## Measure transfers between Causeways, as blocks are stored; AR
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" transfer \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" --data "$$(scripts/benchmark-data)" \
 	    --chromium "$$(command -v chromium)" --browser-modules "$$(scripts/browser-packages)" $(ARGS)
+
+bench-site: ## Measure several gateways as one site, compared with Kubo, one gateway and plain HTTP; ARGS="--quick" shows that the rows work; writes load-tests/results
+	@scripts/install-missing bench
+	cargo build $(PROFILE) --bins
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" site \
+	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
 
 bench-trace: build-all ## Replay a synthetic trace of a public gateway's day; writes load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" trace --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)

@@ -52,6 +52,24 @@ impl Process {
         }
     }
 
+    /// Fails if it has ended, with its output.
+    pub fn check_running(&mut self) -> Result<()> {
+        let Some(status) = self.child.try_wait()? else { return Ok(()) };
+        bail!("{} ended with {status}:\n{}", self.name, std::fs::read_to_string(&self.output)?)
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it at once (SIGKILL), as a machine that loses power does.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
     /// The peak of resident memory, in bytes.
     pub fn resident_peak(&self) -> Result<u64> {
         let status = Proc::new(self.child.id().try_into()?)?.status()?;
@@ -95,6 +113,10 @@ impl Process {
 impl Drop for Process {
     /// SIGTERM before SIGKILL: nginx killed outright leaves its workers behind.
     fn drop(&mut self) {
+        // The id of a process that has ended may be that of another one.
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let begun = Instant::now();
         while begun.elapsed() < END_TIMEOUT && matches!(self.child.try_wait(), Ok(None)) {
@@ -130,6 +152,16 @@ fn drops_are_counted_for_a_process_s_own_sockets() {
     let sockets = |inode: &str| HashSet::from([inode.to_owned()]);
     assert_eq!(dropped(line, &sockets("4711")), Some(42));
     assert_eq!(dropped(line, &sockets("42")), None);
+}
+
+#[tokio::test]
+async fn a_process_can_be_killed_before_it_is_dropped() {
+    let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
+    let mut process = Process::spawn("idle", Command::new("sleep").arg("60"), dir.path()).expect("it is installed");
+    assert!(Path::new("/proc").join(process.id().to_string()).exists());
+    process.check_running().expect("it sleeps");
+    process.kill().expect("it is ours");
+    assert!(process.check_running().is_err_and(|error| error.to_string().contains("idle ended with")));
 }
 
 #[tokio::test]

@@ -74,6 +74,12 @@ named! {
         Wide = "Causeway, 1 MiB leaves",
         /// Causeway while other clients flood it with misses.
         Flooded = "Causeway, flooded with misses",
+        /// A Causeway that belongs to no site, where a gateway of a site is measured as well.
+        Alone = "Causeway without a site",
+        /// A site of one gateway, where sites of several are measured as well.
+        SiteOfOne = "site of 1 gateway",
+        SiteOfTwo = "site of 2 gateways",
+        SiteOfFour = "site of 4 gateways",
         Kubo = "Kubo",
         /// Kubo with files that are compressed as a whole before they are added: the method of the paper "IPFSz".
         KuboZstd = "Kubo, whole files as zstd",

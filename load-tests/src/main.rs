@@ -12,6 +12,7 @@
 //! | [`mod@tiers`] | content that is stored locally, beside nginx and Kubo |
 //! | [`mod@network`] | cache misses over a long link, beside Kubo |
 //! | [`mod@transfer`] | transfers between Causeways, as blocks are stored, beside HTTP and Kubo |
+//! | [`mod@site`] | several gateways as one site, beside Kubo, a single gateway and HTTP |
 //! | [`mod@stores`] | what it takes to add to datastores and to read from them, beside Kubo's |
 //! | [`mod@compression`] | what compression saves on disk and in transfer, by blocks and by whole files |
 //! | [`mod@trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
@@ -46,6 +47,7 @@ mod relay;
 mod report;
 mod sample;
 mod servers;
+mod site;
 mod stats;
 mod stores;
 mod tiers;
@@ -70,6 +72,15 @@ enum Command {
     Network(network::Options),
     /// Measure transfers between Causeways, as blocks are stored, beside HTTP, plain blocks and Kubo
     Transfer(Box<transfer::Options>),
+    /// Measure several gateways as one site, beside Kubo, a single gateway and plain HTTP
+    ///
+    /// Starts PostgreSQL, the gateways of each site with a folder as their storage, Kubo, nginx and HAProxy on
+    /// loopback, with temporary folders, and ends them again. Rows say their bars, and whether these were met.
+    /// "--quick" shows with little content that everything works, and measures nothing.
+    ///
+    /// Example: causeway-load-tests site --rows second-read,kill --kubo "$(scripts/kubo)" --causeway
+    /// target/release/causeway
+    Site(Box<site::Options>),
     /// Replay a trace that is shaped like a public gateway's day, and show which tiers answer
     Trace(Box<trace::Options>),
     /// Simulate the hit rates of the memory tier's policies on a public gateway's day, with and without a scan
@@ -89,6 +100,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Compression(options) => compression::run(&options).await,
         Command::Network(options) => network::run(&options).await,
         Command::Transfer(options) => transfer::run(&options).await,
+        Command::Site(options) => site::run(&options).await,
         Command::Trace(options) => trace::run(&options).await,
         Command::Policies(options) => policies::run(&options),
         Command::Relay(options) => relay::run(&options).await,

@@ -352,6 +352,13 @@ impl Causeway {
         timed::run(add.arg(path))
     }
 
+    /// Imports the blocks of a CAR file and pins its root, while it runs.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        let mut import = without_settings(&self.binary);
+        import.args(["import", "--admin", &self.admin]).env(TOKEN_VARIABLE, token()).arg(archive);
+        timed::run(&mut import).map(drop)
+    }
+
     /// Its address over TCP for other nodes, with its peer id.
     pub fn multiaddr(&self) -> Result<String> {
         let address = self.listening.iter().find(|address| address.contains("/tcp/"));
@@ -521,7 +528,8 @@ async fn post(url: &str) -> Result<String> {
     Ok(text)
 }
 
-fn free_port() -> Result<u16> {
+/// A port that was free a moment ago.
+pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 

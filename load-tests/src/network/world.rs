@@ -54,7 +54,7 @@ impl Relays {
 }
 
 /// The socket of the multiaddr that contains `part`. A name of the loopback is no socket; nor are other transports.
-fn socket(listening: &[String], part: &str) -> Result<SocketAddr> {
+pub fn socket(listening: &[String], part: &str) -> Result<SocketAddr> {
     let mut sockets = listening.iter().filter_map(|address| {
         let (host, rest) = address.strip_prefix("/ip4/")?.split_once(part)?;
         let port = rest.split('/').next()?.parse().ok()?;

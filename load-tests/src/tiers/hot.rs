@@ -53,7 +53,7 @@ pub async fn small(options: &Options) -> Result<Vec<Case>> {
 }
 
 /// Requests of the files, the first of them most often.
-pub(super) fn by_zipf(seed: u64, files: &[File]) -> Result<PathList> {
+pub fn by_zipf(seed: u64, files: &[File]) -> Result<PathList> {
     let (zipf, mut random) = (Zipf::new(files.len()), SplitMix::new(seed));
     PathList::new((0..DRAWN).map(|_| files[zipf.draw(&mut random)].path.as_str()))
 }

@@ -147,8 +147,8 @@ impl Judged {
     fn seconds_until_back(&self) -> f64 {
         let limit = (self.p99_before * 2).max(self.p99_before + SLACK).max(self.p99_before_max);
         let after = || self.p99.iter().filter(|(at, _)| *at >= 0);
-        let worse = after().filter(|(_, p99)| *p99 > limit).map(|(at, _)| *at).last();
-        match (worse, after().last()) {
+        let worse = after().filter(|(_, p99)| *p99 > limit).map(|(at, _)| *at).next_back();
+        match (worse, after().next_back()) {
             (_, None) => f64::NAN,
             (Some(worse), Some((end, _))) if worse == *end => f64::NAN,
             (worse, _) => worse.map_or(0.0, |at| at as f64 + 1.0),
@@ -159,8 +159,8 @@ impl Judged {
         let near = self.p99.iter().filter(|(at, _)| (-5..10).contains(at));
         let near: Vec<String> = near.map(|(at, p99)| format!("{at:+} s: {}", millis(*p99))).collect();
         format!(
-            "99th percentile in each second from the kill: {}; the median of the seconds before is {}. A request counts \
-             in the second in which it was due",
+            "99th percentile in each second from the kill: {}; the median of the seconds before is {}. A request \
+             counts in the second in which it was due",
             near.join(", "),
             millis(self.p99_before)
         )

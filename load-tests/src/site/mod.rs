@@ -80,8 +80,8 @@ pub struct Options {
     /// see its delay
     #[arg(long)]
     quic: bool,
-    /// second-read: Kubos of one place are not connected with each other, and there is no DHT. By default every Kubo is
-    /// connected with every other one, as in a DHT with so few nodes
+    /// second-read: Kubos of one place are not connected with each other, and there is no DHT, so that they fetch from
+    /// other places only. By default every Kubo is connected with every other one, as in a DHT with so few nodes
     #[arg(long)]
     kubo_apart: bool,
     /// second-read: bytes of a file

@@ -205,14 +205,20 @@ pub struct Net {
     pub system: System,
     /// By place, and by node in it.
     pub places: Vec<Vec<Place>>,
+    /// Whether the nodes of a place can fetch from each other.
+    pub is_joined: bool,
     // After the gateways that use them: fields are dropped in this order.
     _shared: Vec<Shared>,
 }
 
 impl Net {
+    fn new(system: System, is_joined: bool) -> Self {
+        Self { system, places: Vec::new(), is_joined, _shared: Vec::new() }
+    }
+
     /// Causeways: a site in each place.
     pub async fn sites(options: &Options, database: &Postgres) -> Result<Self> {
-        let mut net = Self { system: System::Causeway, places: Vec::new(), _shared: Vec::new() };
+        let mut net = Self::new(System::Causeway, true);
         for number in 0..options.sites() {
             let shared = Shared::new(&format!("bench-{number}"), database)?;
             let (peers, mut place) = (net.far_addresses(), Vec::new());
@@ -234,7 +240,7 @@ impl Net {
 
     /// Causeways without a site: one in each of two places.
     pub async fn alone(options: &Options) -> Result<Self> {
-        let mut net = Self { system: System::Alone, places: Vec::new(), _shared: Vec::new() };
+        let mut net = Self::new(System::Alone, false);
         for _ in 0..2 {
             let peers = net.far_addresses();
             net.places.push(vec![Place::causeway(options, None, &peers).await?]);
@@ -245,7 +251,7 @@ impl Net {
     /// Kubos, as many as there are gateways of sites. They are connected within their place as well, unless they are to
     /// be apart.
     pub async fn kubos(options: &Options) -> Result<Self> {
-        let mut net = Self { system: System::Kubo, places: Vec::new(), _shared: Vec::new() };
+        let mut net = Self::new(System::Kubo, !options.kubo_apart);
         for _ in 0..options.sites() {
             let (far, mut place) = (net.far_addresses(), Vec::<Place>::new());
             for _ in 0..options.gateways() {
@@ -267,7 +273,7 @@ impl Net {
         self.places.iter().flatten().map(|place| place.far.clone()).collect()
     }
 
-    /// Waits for the connections, and reads a file at every node.
+    /// Waits for the connections, and reads a file at every node that can fetch it.
     async fn warm_up(self) -> Result<Self> {
         let all = self.places.iter().map(Vec::len).sum::<usize>();
         for place in &self.places {
@@ -279,7 +285,8 @@ impl Net {
             let content = sample::bytes(WARM_UP, (self.system as u64) << 8 | number as u64);
             let [first, ..] = place.as_slice() else { continue };
             let path = first.write(&content).await.with_context(|| format!("place {number}"))?.path;
-            for node in self.places.iter().flatten() {
+            let others = self.places.iter().enumerate().filter(|(other, _)| self.is_joined || *other != number);
+            for node in others.flat_map(|(_, place)| place) {
                 node.read(&path, &content).await.with_context(|| format!("a file of place {number}"))?;
             }
         }

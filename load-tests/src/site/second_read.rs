@@ -168,8 +168,9 @@ async fn in_turn(net: &Net, round: usize, content: &[u8], figures: &mut Figures)
     let written = writers[0].write(content).await?;
     figures.push(Step::Write, system, round, turn(written.took, content.len()));
     // Of single nodes there is no other one in the same place.
+    let local = writers.get(1 + round % (writers.len() - 1).max(1)).filter(|_| net.is_joined);
     let reads = [
-        (Step::Local, writers.get(1 + round % (writers.len() - 1).max(1))),
+        (Step::Local, local),
         (Step::First, readers.get(round % readers.len())),
         (Step::Second, readers.get((round + 1) % readers.len()).filter(|_| readers.len() > 1)),
     ];
@@ -194,7 +195,7 @@ fn cases(figures: &mut Figures, size: &str) -> Vec<Case> {
     let [local, second] = [Step::Local, Step::Second].map(|step| between(figures, step));
     let of_kubo = [Step::Local, Step::Second].map(|step| {
         let percent = number(figures.between(step, System::Kubo));
-        format!("Kubo, {}: at most {percent} % of the content between the places", step.name())
+        format!("Kubo, {}: {percent} % of the content between the places at most", step.name())
     });
     let [written, read_locally, first, again] = Step::ALL.map(|step| figures.case(step, size));
     let cost = |case: Case| {

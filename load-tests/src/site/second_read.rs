@@ -123,6 +123,7 @@ impl Figures {
             all.push(Series::new(system));
             all.len() - 1
         });
+        eprintln!("  {}:", step.name());
         all[index].push(round, turn);
     }
 
@@ -206,10 +207,17 @@ fn cases(figures: &mut Figures, size: &str) -> Vec<Case> {
     let of_kubo_s = again.against(System::Kubo).bar(text, limit);
     let of_http = Measure::lower(time_ratio(&again, System::Http), "× the time of HTTP").bar("1.3 ×", 1.3);
     let [note_local, note_second] = of_kubo;
-    let local_of_kubo = read_locally.against(System::Kubo);
+    // Kubos that know nothing of each other have no local read.
+    let read_locally = match read_locally.of(System::Kubo) {
+        Some(_) => {
+            let of_kubo = read_locally.against(System::Kubo);
+            read_locally.measure(of_kubo).note(note_local)
+        }
+        None => read_locally,
+    };
     vec![
         cost(written).note("Causeway answers when the content is synced and pinned; Kubo does not sync"),
-        read_locally.measure(local_of_kubo).measure(local).note(note_local),
+        read_locally.measure(local),
         cost(first),
         again.measure(of_kubo_s).measure(of_http).measure(second).note(note_second),
     ]

@@ -179,8 +179,7 @@ async fn check_that_gateways_are_one(gateway: impl Fn(&Path) -> Launch) {
     for (cid, content) in [(&noise_cid, &noise), (&text_cid, &text)] {
         other.expect(&format!("/ipfs/{cid}"), content).await;
     }
-    let metrics = other.metrics().await;
-    assert!(metrics.hits("site") > 0 && metrics.hits("network") == 0, "from the shared storage");
+    assert_read_from_storage(&other.metrics().await);
     // SIGKILL, and its disk is lost.
     drop(one);
     std::fs::remove_dir_all(dirs[0].path().join("data")).expect("is removed");
@@ -232,13 +231,19 @@ async fn content_is_fetched_once_for_the_site() {
     one.until_connected().await;
     one.expect(&format!("/ipfs/{cid}"), &content).await;
     // It is put there in the background.
+    let blocks = content.len().div_ceil(262_144) as u64 + 1;
+    eventually("it is in the storage", TIMEOUT, async || {
+        let (_, state) = one.admin("GET", "/api/v1/site", None).await;
+        if state["cached_blocks"].as_u64() >= Some(blocks) { Ok(()) } else { Err(state["cached_blocks"].clone()) }
+    })
+    .await;
     source.stop().await;
     eventually("the other one has it", TIMEOUT, async || {
         let answer = other.get(&format!("/ipfs/{cid}")).await;
         if answer.status == 200 && answer.body == content { Ok(()) } else { Err(answer.status) }
     })
     .await;
-    assert_eq!(other.metrics().await.hits("network"), 0);
+    assert_read_from_storage(&other.metrics().await);
     // A pin of it is requested at the one that was not asked for it before.
     let wanted = json!({ "cid": cid, "name": "a name" }).to_string();
     let (status, pin) = other.admin("POST", "/psa/pins", Some(&wanted)).await;
@@ -250,6 +255,14 @@ async fn content_is_fetched_once_for_the_site() {
     for node in [one, other] {
         node.stop().await;
     }
+}
+
+/// What a gateway has served was read from the shared storage. On a busy machine reading may take too long: then the
+/// network is asked, where another gateway has it.
+fn assert_read_from_storage(metrics: &Metrics) {
+    let (fetched, failed) = (metrics.hits("network"), metrics.sample("causeway_tier_errors_total{tier=\"site\"}"));
+    assert!(metrics.hits("site") > 0 || failed > 0, "nothing was read from the storage");
+    assert!(fetched <= failed, "{fetched} blocks are from the network, and the storage has failed for {failed}");
 }
 
 /// The block bytes that a node has sent to peers.

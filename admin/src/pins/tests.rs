@@ -353,7 +353,7 @@ async fn pins_are_created_for_other_owners_by_an_operator() {
         (pinning, None, 202, "own"),
         (pinning, Some("app"), 403, "operate"),
         (pinning, Some("own"), 403, "operate"),
-        (operating, Some("nobody"), 400, "there is no token"),
+        (operating, Some("stranger"), 400, "there is no token"),
         (operating, Some("app"), 202, app.id.as_str()),
         (operating, Some("app"), 409, "quota of 1 pins"),
         (operating, Some(other.id.as_str()), 202, other.id.as_str()),

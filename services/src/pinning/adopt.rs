@@ -6,7 +6,7 @@
 
 use crate::pinning::repeatable::RepeatableImport;
 use crate::pinning::request::{Meta, Owner, PinParameters, PinRequest, Status};
-use crate::pinning::service::{Pins, PinsError, Protection};
+use crate::pinning::service::{Pins, PinsError};
 use cache::{AddError, Addition, PinSummary};
 use content::Cid;
 use std::sync::Arc;
@@ -60,12 +60,9 @@ impl Pins {
         adoption: Adoption<'_>,
     ) -> Result<Vec<Adopted>, AdoptError> {
         // Removals by other requests wait until the pins are recorded.
-        let mut protections = Vec::with_capacity(roots.len());
-        for root in roots {
-            protections.push(self.protect(*root).await);
-        }
+        let protections = self.protect_all(roots).await;
         let adopted = self.pin_and_record(addition, roots, adoption).await;
-        drop::<Vec<Protection>>(protections);
+        drop(protections);
         if adopted.is_err() {
             self.release(roots).await;
         }
@@ -130,12 +127,9 @@ impl Pins {
     /// [`AdoptError`]: [`PinsError::NotFound`] if there is no request for a root, [`PinsError::Quota`] if all have
     /// failed because of it. No pin stays then, except those that requests need.
     pub async fn supply(self: &Arc<Self>, addition: Addition, roots: &[Cid]) -> Result<Vec<PinSummary>, AdoptError> {
-        let mut protections = Vec::with_capacity(roots.len());
-        for root in roots {
-            protections.push(self.protect(*root).await);
-        }
+        let protections = self.protect_all(roots).await;
         let supplied = self.pin_requested(addition, roots).await;
-        drop::<Vec<Protection>>(protections);
+        drop(protections);
         if supplied.is_err() {
             self.release(roots).await;
         }

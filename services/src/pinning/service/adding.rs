@@ -216,13 +216,10 @@ impl Pins {
         import: Option<&RepeatableImport>,
     ) -> Result<Vec<PinRequest>, PinsError> {
         wanted.iter().try_for_each(PinParameters::check).map_err(PinsError::Invalid)?;
-        let mut protections = Vec::with_capacity(wanted.len());
-        for wanted in &wanted {
-            protections.push(self.protect(wanted.root).await);
-        }
+        let protections = self.protect_all(&wanted.iter().map(|wanted| wanted.root).collect::<Vec<_>>()).await;
         let (pins, owner, import) = (Arc::clone(self), owner.clone(), import.cloned());
         self.spawn_change(async move {
-            let _protections: Vec<Protection> = protections;
+            let _protections = protections;
             pins.record_all_now(&owner, wanted, import.as_ref()).await
         })
         .await
@@ -321,7 +318,7 @@ impl Pins {
         let pins = Arc::clone(self);
         self.spawn_change(async move {
             // Another gateway may have removed what is known here.
-            pins.commit(|_| Ok((Vec::new(), ()))).await?;
+            pins.read_log().await?;
             pins.refresh(&root).await?;
             pins.settle_stored(&root).await
         })
@@ -350,7 +347,7 @@ impl Pins {
         let pins = Arc::clone(self);
         self.spawn_change(async move {
             // Another gateway may have removed what is known here.
-            pins.commit(|_| Ok((Vec::new(), ()))).await?;
+            pins.read_log().await?;
             pins.refresh(&root).await?;
             pins.settle_stored(&root).await?;
             pins.supplied(&root)?;
@@ -406,6 +403,15 @@ impl Pins {
                 _ = changes.changed().await;
             }
         }
+    }
+
+    /// Protects the store's pins of several roots, as [`Pins::protect`] does.
+    pub(in crate::pinning) async fn protect_all(self: &Arc<Self>, roots: &[Cid]) -> Vec<Protection> {
+        let mut protections = Vec::new();
+        for root in roots {
+            protections.push(self.protect(*root).await);
+        }
+        protections
     }
 
     /// Removes the store's pin of a root if it has no request: for uploads that were rejected after they were pinned.

@@ -80,14 +80,19 @@ impl Pins {
     /// Applies what other services have appended so far, if there are any.
     pub(in crate::pinning) async fn know_latest(self: &Arc<Self>) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
-        self.spawn_worker_change(async move { pins.commit(|_| Ok((Vec::new(), ()))).await }).await
+        self.spawn_worker_change(async move { pins.read_log().await }).await
+    }
+
+    /// The same for a caller that holds the lock of changes. Also clears the notes of removals that have ended.
+    pub(super) async fn read_log(&self) -> Result<(), PinsError> {
+        self.commit(|_| Ok((Vec::new(), ()))).await
     }
 
     /// The same. Then repeats removals that failed, also those of others.
     pub(in crate::pinning) async fn catch_up(self: &Arc<Self>) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         let change = async move {
-            pins.commit(|_| Ok((Vec::new(), ()))).await?;
+            pins.read_log().await?;
             pins.take_over_removals().await?;
             let due = pins.index().removals_due();
             due.iter().for_each(|root| pins.resume_removal(root));

@@ -153,7 +153,7 @@ impl Pins {
         drop(removal);
         // The next entry clears the note: that of a change that waits already, or this one.
         let clearing = async {
-            let cleared = self.commit(|_| Ok((Vec::new(), ()))).await;
+            let cleared = self.read_log().await;
             // Another service may have pinned it again since.
             self.reread(root).await;
             cleared
@@ -169,7 +169,7 @@ impl Pins {
     async fn remove_shared_pin(self: &Arc<Self>, root: &Cid, number: u64) -> Result<(), StoreError> {
         // First, because this pin is the one to remove if the log still says so afterwards.
         let found = self.store.current_pin(root).await?;
-        let (caught_up, _) = self.change(self.commit(|_| Ok((Vec::new(), ())))).await;
+        let (caught_up, _) = self.change(self.read_log()).await;
         match caught_up {
             Err(PinsError::Store(error)) => return Err(error),
             Err(error) => return Err(StoreError::Io(error.to_string().into())),

@@ -24,6 +24,7 @@ use crate::known_members::KnownMembers;
 use crate::lookups::Search;
 use crate::member_lookup::behaviour::FromPeer;
 use crate::member_lookup::client::{Client, FoundBlock, LookupError};
+use crate::member_lookup::dialling::Dialler;
 use crate::member_lookup::server::Answering;
 use crate::member_lookup::{self, Lookup, MemberAddress};
 use crate::metrics::Metrics;
@@ -158,6 +159,7 @@ impl Members {
     /// The behaviour, and its other ends.
     fn start(
         enabled: bool,
+        operator: OperatorAddresses,
         memory: framing::Memory,
         registry: &mut Registry,
     ) -> (member_lookup::behaviour::Behaviour, Self) {
@@ -167,7 +169,8 @@ impl Members {
         };
         let known = KnownMembers::default();
         let (behaviour, ends) = member_lookup::behaviour::Behaviour::new(enabled, known.clone());
-        let client = Client::new(&ends, memory, metrics.clone());
+        let dialler = Dialler::new(&ends, operator);
+        let client = Client::new(&ends, dialler, memory, metrics.clone());
         (behaviour, Self { known, client, metrics, inbound: Mutex::new(Some(ends.inbound)) })
     }
 }
@@ -261,13 +264,14 @@ impl Bridge {
         let from_peers = options.bitswap.dag_protocol.then_some((of_peers, start));
         let bitswap = bitswap.with_transfers(behaviour::Transfers { from_peers, from_gateways, events });
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
-        let (member_lookup, members) = Members::start(options.member_lookups, memory.clone(), registry);
+        let settings = options.peering.iter().chain(&options.bootstrap).chain(&options.nat.relays);
+        let operator = OperatorAddresses::new(options.dial_private, settings);
+        let (member_lookup, members) =
+            Members::start(options.member_lookups, operator.clone(), memory.clone(), registry);
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let admission = admission.with_members(members.known.clone());
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
         let bandwidth = Bandwidth::register(registry);
-        let settings = options.peering.iter().chain(&options.bootstrap).chain(&options.nat.relays);
-        let operator = OperatorAddresses::new(options.dial_private, settings);
         // In addition to what messages have, because these bytes are not messages yet, or no longer.
         let quic = quic::Budget::register(options.budget.memory_bytes_max, registry);
         let shared = transport::Shared { bandwidth: &bandwidth, operator: operator.clone(), quic };
@@ -370,15 +374,7 @@ impl Bridge {
         lookup: Lookup,
     ) -> BoxFuture<'static, Result<Option<FoundBlock>, LookupError>> {
         let bridge = self.clone();
-        let asking = self.runtime.spawn(async move {
-            let connect = |MemberAddress { peer, mut addresses }| {
-                addresses.truncate(connecting::ADDRESSES_MAX);
-                let patience = member_lookup::client::CONNECT_TIMEOUT;
-                let connecting = bridge.connect(peer, addresses, AddressOrigin::Operator, patience);
-                async move { connecting.await.map(drop).map_err(|error| error.to_string()) }.boxed()
-            };
-            bridge.members.client.look_up(member, &lookup, &connect).await
-        });
+        let asking = self.runtime.spawn(async move { bridge.members.client.look_up(member, &lookup).await });
         let stopped = || Err(LookupError::lasting("the network has stopped"));
         let asking = AbortOnDropHandle::new(asking);
         async move { asking.await.unwrap_or_else(|_| stopped()) }.boxed()

@@ -193,6 +193,24 @@ pub fn first_hop(address: &Multiaddr) -> Multiaddr {
     address.iter().take_while(|part| !matches!(part, Protocol::P2p(_) | Protocol::P2pCircuit)).collect()
 }
 
+/// Whether an address is reached by TCP, without a relay or a WebSocket.
+pub fn is_tcp(address: &Multiaddr) -> bool {
+    Shape::read(address)
+        .is_ok_and(|shape| shape.circuit.is_none() && matches!(shape.transport, TransportKind::Tcp { .. }))
+}
+
+/// Whether two addresses are equal except for the peer ID at their end.
+pub fn is_same(one: &Multiaddr, other: &Multiaddr) -> bool {
+    let bare = |address: &Multiaddr| {
+        let mut address = address.clone();
+        if matches!(address.iter().last(), Some(Protocol::P2p(_))) {
+            address.pop();
+        }
+        address
+    };
+    bare(one) == bare(other)
+}
+
 /// The components that remain to be parsed.
 struct Components<'a>(Peekable<Iter<'a>>);
 

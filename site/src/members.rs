@@ -25,7 +25,7 @@ const LIST_AGE_MAX: Duration = Duration::from_secs(600);
 /// How long members are listed after their lease has ended.
 const LISTED_AFTER: Duration = Duration::from_secs(86_400);
 /// Addresses of a gateway that others are told.
-const ADDRESSES_MAX: usize = 16;
+const ADDRESSES_MAX: usize = 32;
 /// How long the end of a process waits for the end of its lease.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -14,6 +14,7 @@ use content::stored::CompressionOptions;
 use futures::future::FutureExt as _;
 use p2p_bridge::Bridge;
 use p2p_bridge::member_lookup::MemberAddress;
+use p2p_bridge::member_lookup::dialling::best_addresses;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -283,7 +284,7 @@ fn reach(bridge: Option<Bridge>) -> Reach {
             let bridge = bridge.clone();
             async move {
                 let Some(bridge) = bridge else { return Vec::new() };
-                bridge.addresses().await.iter().map(ToString::to_string).collect()
+                best_addresses(bridge.addresses().await).iter().map(ToString::to_string).collect()
             }
             .boxed()
         }),

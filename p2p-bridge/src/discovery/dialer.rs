@@ -14,7 +14,7 @@ use super::rate_limits::RateLimits;
 use super::unreachable::Unreachable;
 use crate::admission::ip_of;
 use crate::counted::Via;
-use libp2p::multiaddr::Protocol;
+use crate::dialable::is_same;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
@@ -320,18 +320,6 @@ impl Dialer {
         let old = self.pending.iter().filter(|(peer, dial)| !dial.is_aborting && is_old(dial) && may_abort(peer));
         old.min_by_key(|(_, dial)| dial.began).map(|(peer, _)| *peer)
     }
-}
-
-/// Whether two addresses are equal except for the peer ID at their end.
-pub(super) fn is_same(one: &Multiaddr, other: &Multiaddr) -> bool {
-    let bare = |address: &Multiaddr| {
-        let mut address = address.clone();
-        if matches!(address.iter().last(), Some(Protocol::P2p(_))) {
-            address.pop();
-        }
-        address
-    };
-    bare(one) == bare(other)
 }
 
 /// The transport of an address, in the order of preference.

@@ -11,8 +11,9 @@
 //! providers (evicted from the network with the most of them), attempts and addresses per provider. A state machine
 //! that is passed the clock, one per search.
 
-use super::dialer::{PATIENCE, is_same};
+use super::dialer::PATIENCE;
 use crate::dht::Network;
+use crate::dialable::is_same;
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

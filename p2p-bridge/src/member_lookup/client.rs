@@ -1,15 +1,17 @@
 //! Asks the other gateways of a site for blocks.
 //!
 //! Each gateway that is asked has a pool of streams, so that a look-up seldom waits for a stream to be opened, and windows
-//! of flow control have grown. One that cannot be reached, or does not answer, is not asked for some seconds (a circuit
-//! breaker): the caller then reads the block elsewhere.
+//! of flow control have grown. They are streams of a connection that was opened for look-ups ([`super::dialling`]), or
+//! of any other one while that cannot be opened. A gateway that cannot be reached, or does not answer, is not asked for
+//! some seconds (a circuit breaker): the caller then reads the block elsewhere.
 //!
 //! Memory: replies are messages of peers, whose bytes are taken from the network's budget as they are received, and
 //! from a smaller one of the gateway that sends them ([`crate::framing`]).
 
-use super::behaviour::Ends;
+use super::behaviour::{Choice, Ends, Opening};
 use super::breaker::Breaker;
-use super::handler::{OUTBOUND_MAX, OutboundStream, StreamWaiter};
+use super::dialling::Dialler;
+use super::handler::{OUTBOUND_MAX, OutboundStream};
 use super::message::{REPLY_BYTES_MAX, Reply};
 use super::metrics::{LookupResult, Metrics};
 use super::server::WAITING_INTERVAL;
@@ -20,6 +22,8 @@ use crate::traffic::Traffic;
 use bytes::Bytes;
 use content::source_error::Stall;
 use content::{Block, Cid};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, Shared};
 use futures::io::BufReader;
 use futures::{AsyncBufReadExt as _, AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use libp2p::PeerId;
@@ -27,7 +31,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 /// The maximum number of look-ups in progress at one gateway that may fetch, and of others, which are faster. Further ones
@@ -37,8 +41,10 @@ const READS_MAX: usize = OUTBOUND_MAX - FETCHES_MAX;
 /// How long they wait: fetches may take long, so that waiting for one of them to end is of little use.
 const FETCH_SLOT_TIMEOUT: Duration = Duration::from_millis(500);
 const READ_SLOT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection may take to be opened.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a stream may take to be opened.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long no connection is requested of a gateway that could not be dialled, while there is another one.
+const REDIAL_AFTER: Duration = Duration::from_secs(60);
 /// The time for the first reply: the minimum, before any was received, and the maximum. It is generous, because a gateway
 /// whose processors are busy with cache hits answers late, and what is fetched without it is fetched twice. Longer in
 /// tests, which are not about it.
@@ -58,9 +64,6 @@ const IDLE_MAX: usize = 32;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum number of gateways whose state is kept.
 const PEERS_MAX: usize = 1000;
-
-/// Opens a connection to a gateway. The error is a reason for the log.
-pub type Connect<'a> = &'a (dyn Fn(MemberAddress) -> futures::future::BoxFuture<'a, Result<(), String>> + Sync);
 
 /// A block that another gateway has returned, verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,22 +122,36 @@ enum Failure {
 struct Peer {
     fetches: Semaphore,
     reads: Semaphore,
-    /// Held while a connection is opened.
-    connecting: AsyncMutex<()>,
     /// Of the replies that are being received.
     budgets: Budgets,
     state: Mutex<PeerState>,
 }
 
+/// A stream of the pool.
+#[derive(Debug)]
+struct PooledStream {
+    stream: BufReader<OutboundStream>,
+    generation: u64,
+}
+
 #[derive(Debug, Default)]
 struct PeerState {
     /// The latest one last.
-    idle: Vec<(Instant, BufReader<OutboundStream>)>,
+    idle: Vec<(Instant, PooledStream)>,
+    /// Streams of earlier generations do not become idle: they are of connections that are not used any more.
+    generation: u64,
     breaker: Breaker,
     /// The time until the first reply. After one that was not received within its time, it is that time, which doubles
     /// the next one (RFC 6298, section 5.5).
     first_reply: Option<SmoothedTime>,
+    /// The dial in progress.
+    dial: Option<Dialled>,
+    /// When the latest dial failed.
+    dial_failed: Option<Instant>,
 }
+
+/// The end of a dial. The error is a reason for the log.
+type Dialled = Shared<BoxFuture<'static, Result<(), Arc<str>>>>;
 
 /// How long the next first reply is waited for: twice the mean, since a look-up may have to read a disk.
 fn reply_timeout(estimate: Option<SmoothedTime>) -> Duration {
@@ -146,24 +163,25 @@ impl Peer {
     fn new(memory: &Memory) -> Self {
         let [fetches, reads] = [FETCHES_MAX, READS_MAX].map(Semaphore::new);
         let budgets = Budgets::new(memory.clone(), Arc::new(Traffic::default()));
-        Self { fetches, reads, connecting: AsyncMutex::default(), budgets, state: Mutex::default() }
+        Self { fetches, reads, budgets, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, PeerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_idle(&self) -> Option<BufReader<OutboundStream>> {
+    fn take_idle(&self) -> Option<PooledStream> {
         let mut state = self.state();
         state.drop_old();
         state.idle.pop().map(|(_, stream)| stream)
     }
 
     /// Keeps a stream for the next look-up. One with bytes that belong to no look-up is of no use.
-    fn keep_idle(&self, stream: BufReader<OutboundStream>) {
+    fn keep_idle(&self, stream: PooledStream) {
         let mut state = self.state();
         state.drop_old();
-        if state.idle.len() < IDLE_MAX && stream.buffer().is_empty() {
+        let is_clean = stream.stream.buffer().is_empty() && stream.generation == state.generation;
+        if state.idle.len() < IDLE_MAX && is_clean {
             state.idle.push((Instant::now(), stream));
         }
     }
@@ -183,6 +201,20 @@ impl Peer {
 }
 
 impl PeerState {
+    fn dial_ended(&mut self, is_open: bool) {
+        self.dial = None;
+        self.dial_failed = (!is_open).then(Instant::now);
+        if is_open {
+            self.discard_streams();
+        }
+    }
+
+    /// From now on, streams are opened.
+    fn discard_streams(&mut self) {
+        self.idle.clear();
+        self.generation += 1;
+    }
+
     fn drop_old(&mut self) {
         self.idle.retain(|(since, _)| since.elapsed() < IDLE_TIMEOUT);
     }
@@ -191,30 +223,26 @@ impl PeerState {
 /// The asking side.
 #[derive(Debug)]
 pub struct Client {
-    opening: mpsc::Sender<(PeerId, StreamWaiter)>,
+    opening: mpsc::Sender<Opening>,
+    dialler: Dialler,
     peers: Mutex<HashMap<PeerId, Arc<Peer>>>,
     memory: Memory,
     metrics: Metrics,
 }
 
 impl Client {
-    /// A client that opens streams on the connections of a behaviour. Replies take their memory from a budget.
-    pub fn new(ends: &Ends, memory: Memory, metrics: Metrics) -> Self {
-        Self { opening: ends.opening.clone(), peers: Mutex::default(), memory, metrics }
+    /// A client that opens connections and streams by a behaviour. Replies take their memory from a budget.
+    pub fn new(ends: &Ends, dialler: Dialler, memory: Memory, metrics: Metrics) -> Self {
+        Self { opening: ends.opening.clone(), dialler, peers: Mutex::default(), memory, metrics }
     }
 
     /// Asks a gateway for a block; `None` if it is not stored there and was not to be fetched.
     ///
     /// # Errors
     /// [`LookupError`].
-    pub async fn look_up(
-        &self,
-        member: MemberAddress,
-        lookup: &Lookup,
-        connect: Connect<'_>,
-    ) -> Result<Option<FoundBlock>, LookupError> {
+    pub async fn look_up(&self, member: MemberAddress, lookup: &Lookup) -> Result<Option<FoundBlock>, LookupError> {
         let (since, peer) = (Instant::now(), member.peer);
-        let asking = self.ask(member, lookup, connect);
+        let asking = self.ask(member, lookup);
         let asked = timeout(LOOKUP_TIMEOUT, asking).await;
         let (result, reply) = asked.unwrap_or_else(|_| {
             (LookupResult::Unavailable, Err(LookupError::once("it has not finished the look-up in time")))
@@ -235,10 +263,9 @@ impl Client {
         &self,
         member: MemberAddress,
         lookup: &Lookup,
-        connect: Connect<'_>,
     ) -> (LookupResult, Result<Option<FoundBlock>, LookupError>) {
         let open = || (LookupResult::Unavailable, Err(LookupError::lasting(OPEN)));
-        let peer = self.peer(member.peer);
+        let (peer_id, peer) = (member.peer, self.peer(member.peer));
         if peer.state().breaker.is_open(Instant::now()) {
             return open();
         }
@@ -251,10 +278,13 @@ impl Client {
         };
         // It may have opened since.
         let Some(admitted) = Admitted::by(&peer) else { return open() };
-        let reply = match self.exchange_with(&peer, member, lookup, connect).await {
+        let reply = match self.exchange_with(&peer, member, lookup, admitted.is_probe).await {
             Ok(reply) => reply,
             Err(error) => {
                 let is_lasting = !error.is_own && admitted.failed(error.is_definite);
+                if is_lasting {
+                    self.dialler.distrust(peer_id).await;
+                }
                 return (error.result, Err(LookupError::Unavailable { reason: error.reason.into(), is_lasting }));
             }
         };
@@ -280,42 +310,75 @@ impl Client {
 
     async fn exchange_with(
         &self,
-        peer: &Peer,
+        peer: &Arc<Peer>,
         member: MemberAddress,
         lookup: &Lookup,
-        connect: Connect<'_>,
+        is_probe: bool,
     ) -> Result<Received, AskError> {
         if let Some(stream) = peer.take_idle() {
             match exchange(peer, stream, lookup).await {
                 // The other gateway may have been started again: the other idle streams are of no use either.
-                Err(Failure::Unanswered(_)) => peer.state().idle.clear(),
+                Err(Failure::Unanswered(_)) => peer.state().discard_streams(),
                 received => return received.map_err(AskError::from),
             }
         }
-        let stream = self.open(peer, member, connect).await?;
-        Ok(exchange(peer, BufReader::new(stream), lookup).await?)
+        let generation = peer.state().generation;
+        let stream = BufReader::new(self.open(peer, member, is_probe).await?);
+        Ok(exchange(peer, PooledStream { stream, generation }, lookup).await?)
     }
 
-    /// A new stream, on a connection that is opened if there is none.
-    async fn open(&self, peer: &Peer, member: MemberAddress, connect: Connect<'_>) -> Result<OutboundStream, AskError> {
-        if let Some(stream) = self.open_on_connection(member.peer).await {
+    /// A new stream, on the connection that was opened for look-ups. While there is none, on any other one; if there is
+    /// no other one either, the dial is waited for. A probe waits for it in any case: the others may be broken.
+    async fn open(&self, peer: &Arc<Peer>, member: MemberAddress, is_probe: bool) -> Result<OutboundStream, AskError> {
+        let peer_id = member.peer;
+        if let Some(stream) = self.open_on(peer_id, Choice::Requested).await {
             return Ok(stream);
         }
-        let peer_id = member.peer;
-        let _connecting = peer.connecting.lock().await;
-        // Others have waited for the connection as well.
-        if peer.state().breaker.is_open(Instant::now()) {
-            return Err(AskError::unavailable(OPEN, false));
+        let mut dialled = Ok(());
+        if let Some(dial) = self.dial(peer, &member, is_probe)
+            && is_probe
+        {
+            dialled = dial.await;
         }
-        connect(member).await.map_err(|reason| AskError::unavailable(reason, true))?;
-        let opened = self.open_on_connection(peer_id).await;
-        opened.ok_or_else(|| AskError::unavailable("it accepts no further stream", false))
+        if let Some(stream) = self.open_on(peer_id, Choice::Any).await {
+            return Ok(stream);
+        }
+        if let Some(dial) = self.dial(peer, &member, dialled.is_ok()) {
+            dialled = dial.await;
+        }
+        match (self.open_on(peer_id, Choice::Any).await, dialled) {
+            (Some(stream), _) => Ok(stream),
+            (None, Err(reason)) => Err(AskError::unavailable(&*reason, true)),
+            (None, Ok(())) => Err(AskError::unavailable("it accepts no further stream", false)),
+        }
     }
 
-    async fn open_on_connection(&self, peer: PeerId) -> Option<OutboundStream> {
+    /// The dial in progress, or a new one, which goes on when the look-up ends. `None` if one has failed lately, unless
+    /// it is `needed`.
+    fn dial(&self, peer: &Arc<Peer>, member: &MemberAddress, needed: bool) -> Option<Dialled> {
+        let mut state = peer.state();
+        if state.dial.is_some() {
+            return state.dial.clone();
+        }
+        if !needed && state.dial_failed.is_some_and(|failed| failed.elapsed() < REDIAL_AFTER) {
+            return None;
+        }
+        let (dialler, member, peer) = (self.dialler.clone(), member.clone(), Arc::clone(peer));
+        let dialling = tokio::spawn(async move {
+            let dialled = dialler.dial(member).await.map_err(Arc::from);
+            peer.state().dial_ended(dialled.is_ok());
+            dialled
+        });
+        let stopped = |_| Err(Arc::from("the network has stopped"));
+        let dial = dialling.map(move |ended| ended.unwrap_or_else(stopped)).boxed().shared();
+        state.dial = Some(dial.clone());
+        Some(dial)
+    }
+
+    async fn open_on(&self, peer: PeerId, choice: Choice) -> Option<OutboundStream> {
         let (waiter, opened) = oneshot::channel();
-        self.opening.send((peer, waiter)).await.ok()?;
-        timeout(CONNECT_TIMEOUT, opened).await.ok()?.ok()
+        self.opening.send(Opening { peer, choice, waiter }).await.ok()?;
+        timeout(OPEN_TIMEOUT, opened).await.ok()?.ok()
     }
 }
 
@@ -377,7 +440,7 @@ impl<'a> Admitted<'a> {
         state.breaker.failed(self.is_probe, is_definite, Instant::now());
         let is_open = state.breaker.is_open(Instant::now());
         if is_open {
-            state.idle.clear();
+            state.discard_streams();
         }
         is_open
     }
@@ -409,7 +472,8 @@ impl Received {
 }
 
 /// Sends a look-up, and waits for its last reply. The stream becomes idle then.
-async fn exchange(peer: &Peer, mut stream: BufReader<OutboundStream>, lookup: &Lookup) -> Result<Received, Failure> {
+async fn exchange(peer: &Peer, mut pooled: PooledStream, lookup: &Lookup) -> Result<Received, Failure> {
+    let stream = &mut pooled.stream;
     let first_reply = peer.first_reply_timeout();
     let (asked, since) = (lookup.encode(), Instant::now());
     peer.budgets.traffic().record_request();
@@ -430,16 +494,16 @@ async fn exchange(peer: &Peer, mut stream: BufReader<OutboundStream>, lookup: &L
             return Err(Failure::Broken(io::ErrorKind::UnexpectedEof.into()));
         }
         // Its memory counts until the block is verified.
-        let (reply, _memory) = read_reply(&peer.budgets, &mut stream).await?;
+        let (reply, _memory) = read_reply(&peer.budgets, stream).await?;
         match reply {
             Reply::Waiting => {}
             Reply::Block { data, fetched } => {
                 let block = verify(lookup.cid, data)?;
-                peer.keep_idle(stream);
+                peer.keep_idle(pooled);
                 return Ok(Received::Block(FoundBlock { block, fetched }));
             }
             reply => {
-                peer.keep_idle(stream);
+                peer.keep_idle(pooled);
                 return Ok(Received::Other(reply));
             }
         }

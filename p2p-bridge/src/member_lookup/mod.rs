@@ -8,6 +8,7 @@
 //! ```text
 //! client.rs      a stream of the owner that is idle, or a new one → the look-up → waits → the block, verified
 //! breaker.rs     whether a gateway is asked
+//! dialling.rs    opens a connection of its own to a gateway
 //! handler.rs     streams of a connection, in either direction
 //! behaviour.rs   which connection a stream is opened on
 //! server.rs      is the peer a gateway of the site? → reads the block, says each second that it is at work → the answer
@@ -25,6 +26,7 @@
 pub mod behaviour;
 mod breaker;
 pub mod client;
+pub mod dialling;
 pub mod handler;
 pub mod message;
 pub mod metrics;

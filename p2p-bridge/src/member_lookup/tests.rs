@@ -4,18 +4,24 @@ use super::client::{FoundBlock, LookupError};
 use super::metrics::LookupResult;
 use super::server::Answering;
 use super::{Lookup, MemberAddress};
+use crate::connecting::AddressOrigin;
 use crate::{Bridge, BridgeOptions};
 use bytes::Bytes;
 use content::source_error::Stall;
 use content::{Block, BlockSource, Cid, MemoryBlocks, ReadAhead, SourceError, codec, hashes};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, join_all, ready};
+use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
 use prometheus_client::registry::Registry;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -268,6 +274,184 @@ async fn an_owner_that_is_not_there_is_dialled_once() {
     }
     assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
     assert_eq!(asker.asked(LookupResult::Unavailable), 100);
+}
+
+/// The address of a gateway's listener as that of another peer.
+async fn listener_as(gateway: &Gateway, peer: PeerId) -> Multiaddr {
+    let mut address = gateway.address().await.addresses[0].clone();
+    address.pop();
+    address.with(Protocol::P2p(peer))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_that_are_those_of_others_here_do_not_hide_an_owner() {
+    // 127.0.0.1:4001 of an owner on another machine is an address of the asking gateway, or of a third peer.
+    let held = block("held");
+    for listener in LISTENERS {
+        let owner = Gateway::answering(listener, blocks(&[&held]), Network::new(Ok(held.clone()))).await;
+        let (asker, third) = (Gateway::start(listener).await, Gateway::start(listener).await);
+        owner.know(&asker);
+        let mut address = owner.address().await;
+        for other in [&asker, &third] {
+            address.addresses.insert(0, listener_as(other, address.peer).await);
+        }
+        assert_eq!(asker.ask(&address, lookup(&held, false)).await, stored(&held), "{listener}");
+        // Another one has none of the owner's.
+        address.addresses.pop();
+        let other = Gateway::start(listener).await;
+        owner.know(&other);
+        assert!(is_unavailable(&other.ask(&address, lookup(&held, false)).await), "{listener}");
+    }
+}
+
+/// A TCP proxy in front of a gateway, which waits before it connects. Counts the bytes that the gateway sends.
+async fn slow_proxy(to: &Multiaddr) -> (Multiaddr, Arc<AtomicUsize>) {
+    let port = to.iter().find_map(|part| if let Protocol::Tcp(port) = part { Some(port) } else { None }).expect("TCP");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = format!("/ip4/127.0.0.1/tcp/{}", listener.local_addr().expect("bound").port());
+    let returned = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&returned);
+    tokio::spawn(async move {
+        while let Ok((mut here, _)) = listener.accept().await {
+            let returned = Arc::clone(&counted);
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let mut there = TcpStream::connect(("127.0.0.1", port)).await.expect("connects");
+                let ((mut from_here, mut to_here), (mut from_there, mut to_there)) = (here.split(), there.split());
+                let back = async {
+                    let mut buffer = vec![0; 65_536];
+                    while let Ok(read @ 1..) = from_there.read(&mut buffer).await {
+                        returned.fetch_add(read, Ordering::Relaxed);
+                        if to_here.write_all(&buffer[..read]).await.is_err() {
+                            break;
+                        }
+                    }
+                };
+                tokio::join!(back, tokio::io::copy(&mut from_here, &mut to_there).map(drop));
+            });
+        }
+    });
+    (address.parse().expect("an address"), returned)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_is_asked_at_the_nearest_of_its_addresses() {
+    let held = block(vec![1; 1_000_000]);
+    let owner = Gateway::answering(LISTENERS[0], blocks(&[&held]), Network::new(Ok(held.clone()))).await;
+    let asker = Gateway::start(LISTENERS[0]).await;
+    owner.know(&asker);
+    let mut address = owner.address().await;
+    // As gateways are connected that have found each other in the DHT.
+    let (announced, sent) = slow_proxy(&address.addresses[0]).await;
+    let announced = announced.with(Protocol::P2p(address.peer));
+    let by = AddressOrigin::Operator;
+    asker.bridge.connect(address.peer, vec![announced.clone()], by, PATIENCE).await.expect("connects");
+    address.addresses.insert(0, announced);
+    // That connection is used until there is a better one.
+    let until_direct = async {
+        loop {
+            let before = sent.load(Ordering::Relaxed);
+            assert_eq!(asker.ask(&address, lookup(&held, false)).await, stored(&held));
+            if sent.load(Ordering::Relaxed) - before < 100_000 {
+                break;
+            }
+        }
+    };
+    timeout(PATIENCE, until_direct).await.expect("another connection is used");
+    // Of the others that were dialled, none remains.
+    let until_one = async {
+        while asker.bridge.peers().await.iter().any(|peer| peer.connections.len() > 2) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, until_one).await.expect("they are closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_broken_is_replaced() {
+    let held = block("held");
+    let owner = Gateway::answering(LISTENERS[0], blocks(&[&held]), Network::new(Ok(held.clone()))).await;
+    let asker = Gateway::start(LISTENERS[0]).await;
+    owner.know(&asker);
+    let direct = owner.address().await;
+    let (proxy, cut) = cuttable_proxy(&direct.addresses[0]).await;
+    let by_proxy = MemberAddress { peer: direct.peer, addresses: vec![proxy] };
+    assert_eq!(asker.ask(&by_proxy, lookup(&held, false)).await, stored(&held));
+    // As when the machine of the owner has lost its power, and was started at another address.
+    cut.cancel();
+    let until_stored = async {
+        while asker.ask(&direct, lookup(&held, false)).await != stored(&held) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, until_stored).await.expect("it is asked over another connection");
+    let since = Instant::now();
+    assert_eq!(asker.ask(&direct, lookup(&held, false)).await, stored(&held));
+    assert!(since.elapsed() < Duration::from_secs(2), "the broken one is not used any more");
+}
+
+/// A TCP proxy in front of a gateway, which passes on nothing, and keeps its connections open, once the token is
+/// cancelled.
+async fn cuttable_proxy(to: &Multiaddr) -> (Multiaddr, CancellationToken) {
+    let port = to.iter().find_map(|part| if let Protocol::Tcp(port) = part { Some(port) } else { None }).expect("TCP");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = format!("/ip4/127.0.0.1/tcp/{}", listener.local_addr().expect("bound").port());
+    let cut = CancellationToken::new();
+    let of_task = cut.clone();
+    tokio::spawn(async move {
+        while let Ok((mut here, _)) = listener.accept().await {
+            let cut = of_task.clone();
+            tokio::spawn(async move {
+                let mut there = TcpStream::connect(("127.0.0.1", port)).await.expect("connects");
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut here, &mut there) => return,
+                    () = cut.cancelled() => {}
+                }
+                // The sockets stay open.
+                std::future::pending::<()>().await;
+                drop((here, there));
+            });
+        }
+    });
+    (address.parse().expect("an address"), cut)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_cannot_be_dialled_is_asked_over_another_connection() {
+    let held = block("held");
+    let owner = Gateway::answering(LISTENERS[0], blocks(&[&held]), Network::new(Ok(held.clone()))).await;
+    let asker = Gateway::start(LISTENERS[0]).await;
+    owner.know(&asker);
+    let (peer, at) = (asker.bridge.peer_id(), asker.address().await.addresses);
+    owner.bridge.connect(peer, at, AddressOrigin::Operator, PATIENCE).await.expect("connects");
+    let until_connected = async {
+        while asker.bridge.peers().await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, until_connected).await.expect("the other one notices");
+    // A port that is bound and does not listen: another process cannot have it.
+    let unused = TcpSocket::new_v4().expect("a socket");
+    unused.bind(([127, 0, 0, 1], 0).into()).expect("a port");
+    let closed = format!("/ip4/127.0.0.1/tcp/{}", unused.local_addr().expect("bound").port());
+    let address = MemberAddress { peer: owner.bridge.peer_id(), addresses: vec![closed.parse().expect("an address")] };
+    for _ in 0..3 {
+        assert_eq!(asker.ask(&address, lookup(&held, false)).await, stored(&held));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_tcp_does_not_reach_is_asked_by_quic() {
+    let held = block("held");
+    let owner = Gateway::answering(LISTENERS[1], blocks(&[&held]), Network::new(Ok(held.clone()))).await;
+    let asker = Gateway::start(LISTENERS[1]).await;
+    owner.know(&asker);
+    let mut address = owner.address().await;
+    // It accepts connections, and sends nothing.
+    let mute = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let silent = format!("/ip4/127.0.0.1/tcp/{}", mute.local_addr().expect("bound").port());
+    address.addresses.insert(0, silent.parse().expect("an address"));
+    assert_eq!(asker.ask(&address, lookup(&held, false)).await, stored(&held));
 }
 
 #[tokio::test(flavor = "multi_thread")]

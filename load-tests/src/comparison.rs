@@ -80,6 +80,10 @@ named! {
         SiteOfOne = "site of 1 gateway",
         SiteOfTwo = "site of 2 gateways",
         SiteOfFour = "site of 4 gateways",
+        /// A gateway of a site whose database has a hundredth of the rows, where those with more are measured as well.
+        RowsHundredth = "a hundredth of the rows",
+        RowsTenth = "a tenth of the rows",
+        RowsAll = "all rows",
         Kubo = "Kubo",
         /// Kubo with files that are compressed as a whole before they are added: the method of the paper "IPFSz".
         KuboZstd = "Kubo, whole files as zstd",

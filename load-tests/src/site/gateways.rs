@@ -5,6 +5,7 @@ use super::postgres::Postgres;
 use crate::directory::temp_dir;
 use crate::servers::{Causeway, Setup, scrape};
 use anyhow::{Result, ensure};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -15,7 +16,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// What the gateways of a site share.
 pub struct Shared {
     settings: [(&'static str, String); 4],
-    _storage: TempDir,
+    storage: TempDir,
 }
 
 impl Shared {
@@ -29,7 +30,12 @@ impl Shared {
             // All addresses here are those of the loopback.
             ("CAUSEWAY_P2P_DIAL_PRIVATE", "true".to_owned()),
         ];
-        Ok(Self { settings, _storage: storage })
+        Ok(Self { settings, storage })
+    }
+
+    /// The folder that is the storage.
+    pub fn storage(&self) -> &Path {
+        self.storage.path()
     }
 
     /// Starts a gateway of the site, with more settings.

@@ -14,6 +14,7 @@
 //! | [`kill`] | a gateway is killed under load |
 //! | [`hot`] | hits in memory |
 //! | [`capacity`] | 1, 2 and 4 gateways with limited processor time |
+//! | [`rows`] | a gateway by the number of rows in the database |
 //! | [`place`] | nodes behind links, by place |
 //! | [`gateways`], [`postgres`] | the gateways of a site; its database server |
 //! | [`haproxy`], [`router`], [`cgroup`] | a load balancer, a delegated router, limits of processor time |
@@ -28,6 +29,7 @@ mod one_fetch;
 mod place;
 mod postgres;
 mod router;
+mod rows;
 mod second_read;
 
 use crate::comparison::{self, Case};
@@ -47,6 +49,8 @@ const ROW_TIMEOUT: Duration = Duration::from_secs(3600);
 const FILES_BYTES_MAX: usize = 4 << 30;
 /// Cheap measurements are repeated more often.
 const REPETITIONS: usize = 3;
+/// So that a hundredth of them are those of several pins.
+const BLOCK_ROWS_MIN: u32 = 100_000;
 
 /// What to measure.
 #[derive(clap::Args, Debug, Clone)]
@@ -115,6 +119,11 @@ pub struct Options {
     /// four gateways if that is less
     #[arg(long, value_name = "CORES")]
     share: Option<f64>,
+    /// rows: block rows of the largest site, for every 250 of which there is a pin; the others have a tenth and a
+    /// hundredth of them. 10 million take 6 GB of disk
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(i64::from(BLOCK_ROWS_MIN)..=20_000_000))]
+    block_rows: u32,
 }
 
 /// Sizes, which a quick run reduces.
@@ -172,6 +181,10 @@ impl Options {
         if self.run.quick { 8 } else { self.kill_seconds }
     }
 
+    fn block_rows(&self) -> u64 {
+        u64::from(if self.run.quick { (self.block_rows / 100).max(BLOCK_ROWS_MIN) } else { self.block_rows })
+    }
+
     fn seconds(&self) -> u64 {
         if self.run.quick { 1 } else { self.seconds }
     }
@@ -215,6 +228,8 @@ comparison::rows! {
     Hot => hot::measure(options).await,
     /// 1, 2 and 4 gateways with limited processor time; needs root and cgroups
     Capacity => capacity::measure(options).await,
+    /// A gateway of a site with 10 million block rows: memory, start, lists, look-ups, pins
+    Rows => rows::measure(options).await,
 }
 
 /// Measures the rows that were chosen, and writes the report.
@@ -226,6 +241,7 @@ pub async fn run(options: &Options) -> Result<()> {
     machine["gateways"] = json!(options.gateways);
     machine["client_delay_ms"] = json!(options.client_delay_ms);
     machine["between_delay_ms"] = json!(options.between_delay_ms);
+    machine["block_rows"] = json!(options.block_rows());
     machine["between"] = json!(options.transport().name());
     machine["kubos_of_a_place_are_connected"] = json!(!options.kubo_apart);
     machine["postgres"] = json!(Postgres::version());
@@ -245,13 +261,15 @@ fn about(report: &Report, options: &Options) -> String {
         ["causeway", "kubo", "postgres", "haproxy", "nginx", "folders", "rounds"].map(|key| report.fact(key));
     let [sites, gateways, clients, between, transport] =
         ["sites", "gateways", "client_delay_ms", "between_delay_ms", "between"].map(|key| report.fact(key));
+    let rows = report.fact("block_rows");
     let kubos = if options.kubo_apart { "not connected with each other" } else { "connected with each other" };
     format!(
         "{} {causeway}; {kubo}; {postgres}; {haproxy}; {nginx}.\nEverything shares the machine, on loopback; folders \
          are on {folders}. `second-read` has {sites} places with {gateways} gateways of a site and {gateways} Kubos \
          each (the paper: 3 places with 4 nodes each, on machines of their own), where Kubos of one place are {kubos}; \
          links add {clients} ms each way to clients, and {between} ms between places, over {transport}, without a \
-         limit of the rate. Database and storage of a site are near its gateways. Medians of {rounds} rounds (three \
+         limit of the rate. Database and storage of a site are near its gateways. In `rows` the \
+         largest site has {rows} block rows. Medians of {rounds} rounds (three \
          times as many where a row is cheap; one where a row says what became of a load), in rotated order.",
         report.measured(),
     )
@@ -280,6 +298,7 @@ mod tests {
         assert_eq!((full.file_bytes(), full.files(), full.turns(), full.rate()), (10_000_000, 100, 9, 1_000));
         assert_eq!((quick.file_bytes(), quick.files(), quick.turns(), quick.rate()), (500_000, 5, 1, 50));
         assert_eq!((quick.clients(), quick.seconds(), quick.kill_seconds()), (3, 1, 8));
+        assert_eq!((full.block_rows(), quick.block_rows()), (10_000_000, 100_000));
         assert_eq!(options(&["--quick", "--files", "0"]).files(), 0);
     }
 

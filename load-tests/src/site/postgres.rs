@@ -35,6 +35,11 @@ pub struct Postgres {
 
 impl Postgres {
     pub async fn start() -> Result<Self> {
+        Self::start_with("").await
+    }
+
+    /// The same with more settings, as lines of its configuration.
+    pub async fn start_with(settings: &str) -> Result<Self> {
         let dir = temp_dir("postgres")?;
         if is_root()? {
             std::os::unix::fs::chown(dir.path(), Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
@@ -45,7 +50,7 @@ impl Postgres {
         timed::run(init.arg(&data)).context("PostgreSQL; `scripts/install-missing bench` installs it")?;
         let main = data.join("postgresql.conf");
         let text = fs::read_to_string(&main)?;
-        fs::write(&main, format!("{text}\n{SETTINGS}"))?;
+        fs::write(&main, format!("{text}\n{SETTINGS}{settings}"))?;
         let port = free_port()?;
         let mut server = program("postgres")?;
         server.arg("-D").arg(&data).args(["-h", "127.0.0.1", "-p", &port.to_string(), "-k"]).arg(dir.path());
@@ -53,6 +58,16 @@ impl Postgres {
         process.wait_for("database system is ready to accept connections").await?;
         let url = format!("postgresql://causeway@127.0.0.1:{port}/postgres");
         Ok(Self { url, process, _dir: dir })
+    }
+
+    /// Runs a script of `psql`, to its first error, and returns the rows that its statements have returned.
+    pub fn script(&self, script: &str) -> Result<String> {
+        let dir = temp_dir("script")?;
+        let file = dir.path().join("script.sql");
+        fs::write(&file, script)?;
+        let mut psql = Command::new(path("psql"));
+        psql.args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1", "--file"]);
+        Ok(timed::run(psql.arg(&file).arg("--dbname").arg(&self.url))?.stdout)
     }
 
     /// What is installed.

@@ -225,14 +225,18 @@ impl Statements {
             pins: format!("SELECT {summary} FROM \"{schema}\".pin WHERE NOT removed AND id > $1 ORDER BY id LIMIT $2"),
             identity: format!("SELECT id, marked FROM \"{schema}\".site"),
             set_marked: format!("UPDATE \"{schema}\".site SET marked = true WHERE NOT marked"),
+            // The pins are read once.
             figures: format!(
-                "SELECT coalesce(sum(pinned_blocks), 0)::bigint, coalesce(sum(pinned_bytes), 0)::bigint,
-                    coalesce(sum(pinned_block_bytes), 0)::bigint,
-                    coalesce(sum(cached_blocks), 0)::bigint, coalesce(sum(cached_bytes), 0)::bigint,
-                    (SELECT count(*) FROM \"{schema}\".pending_object),
-                    (SELECT count(*) FROM \"{schema}\".pin WHERE NOT removed AND complete),
-                    (SELECT count(*) FROM \"{schema}\".pin WHERE NOT removed AND NOT complete)
-                FROM \"{schema}\".usage"
+                "SELECT * FROM (
+                    SELECT coalesce(sum(pinned_blocks), 0)::bigint, coalesce(sum(pinned_bytes), 0)::bigint,
+                        coalesce(sum(pinned_block_bytes), 0)::bigint,
+                        coalesce(sum(cached_blocks), 0)::bigint, coalesce(sum(cached_bytes), 0)::bigint,
+                        (SELECT count(*) FROM \"{schema}\".pending_object)
+                    FROM \"{schema}\".usage
+                ) AS amounts, (
+                    SELECT count(*) FILTER (WHERE complete), count(*) FILTER (WHERE NOT complete)
+                    FROM \"{schema}\".pin WHERE NOT removed
+                ) AS pins"
             ),
         }
     }

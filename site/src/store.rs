@@ -111,6 +111,7 @@ impl SiteStore {
     /// not part of the site. Call it in a Tokio runtime.
     pub fn new(disk: Arc<dyn BlockStore>, shared: SharedBlocks, options: &SiteStoreOptions) -> Self {
         let (changes, removed) = (Arc::<PinChanges>::default(), Arc::<Notify>::default());
+        let shared = shared.reporting_to(Arc::clone(&changes));
         let used = UsedBlocks::default();
         let upkeep = Upkeep {
             shared: shared.clone(),

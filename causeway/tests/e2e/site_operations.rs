@@ -48,7 +48,7 @@ async fn the_storage_is_compared_with_the_database() {
         "lost_blocks": 1 });
     assert_eq!(done, expected);
     assert!(!orphan.exists());
-    // The pin service of either stores it again; after a failed attempt it waits for half a minute and longer.
+    // The pin service of either stores it again; after a failed attempt another one follows.
     eventually("all blocks have objects again", 3 * TIMEOUT, async || {
         let (now, view) = (objects(site.storage.path()).len(), pin(&other, &id).await.unwrap_or_default());
         if now == stored.len() && view["status"] == "pinned" { Ok(()) } else { Err(format!("{now}: {view}")) }

@@ -45,6 +45,8 @@ impl From<StoreError> for FetchError {
 pub enum FailureKind {
     /// A retry may succeed.
     Temporary,
+    /// The store failed, or has lost a block of the pin since the attempt began: a retry may succeed soon.
+    Store,
     /// Retries cannot succeed.
     Permanent,
     /// The pin was removed meanwhile.
@@ -169,7 +171,7 @@ impl FetchError {
             Self::Pin(PinError::NameTooLong { .. }) => (FailureKind::Permanent, "name"),
             Self::Pin(
                 PinError::Store(_) | PinError::Blocks(_) | PinError::RootMissing { .. } | PinError::Lost { .. },
-            ) => (FailureKind::Temporary, "store"),
+            ) => (FailureKind::Store, "store"),
         }
     }
 }
@@ -189,7 +191,7 @@ fn of_dag(error: &DagError) -> (FailureKind, &'static str) {
             SourceError::Corrupt { .. } => (FailureKind::Temporary, "corrupt"),
             // Pins have no work budget.
             SourceError::TooMuchWork { .. } => (FailureKind::Permanent, "work"),
-            SourceError::Store(_) => (FailureKind::Temporary, "store"),
+            SourceError::Store(_) => (FailureKind::Store, "store"),
             SourceError::Closed => (FailureKind::Temporary, "closed"),
         },
     }

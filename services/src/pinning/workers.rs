@@ -27,6 +27,10 @@ use tokio_util::sync::CancellationToken;
 /// How long after a pin was removed during its attempt it is started again, if it is still requested.
 const AFTER_REMOVAL: Duration = Duration::from_secs(1);
 
+/// The first back-off after a failure of the store, or after it has lost blocks during the attempt. It doubles up to
+/// the first one of other failures: such an attempt says nothing about whether peers have the DAG.
+const AFTER_STORE_FAILURE: Duration = Duration::from_secs(1);
+
 /// The result of an attempt; `None` if it was cancelled.
 pub(super) type Attempted = Option<Result<PinSummary, FetchError>>;
 
@@ -225,7 +229,7 @@ impl Pins {
                 tracing::info!(%root, %error, "a pin failed");
                 return self.give_up(root, error.to_string()).await;
             }
-            FailureKind::Permanent | FailureKind::Temporary => self.metrics.failed(reason),
+            FailureKind::Permanent | FailureKind::Temporary | FailureKind::Store => self.metrics.failed(reason),
         }
         let work = next_work(&former, error, arrived, now, &self.options);
         if !work.lost && now.saturating_sub(work.since_ms) >= whole_millis(self.options.give_up) {
@@ -257,7 +261,11 @@ impl Pins {
 fn next_work(former: &Work, error: &FetchError, arrived: bool, now_ms: u64, options: &PinOptions) -> Work {
     let attempts = if arrived { 1 } else { former.attempts.saturating_add(1) };
     let since_ms = if arrived || former.since_ms == 0 { now_ms } else { former.since_ms };
-    let back_off = back_off::exponential(options.retry_first, options.retry_max, attempts.saturating_sub(1));
+    let (first, max) = match error.kind() {
+        (FailureKind::Store, _) => (AFTER_STORE_FAILURE.min(options.retry_first), options.retry_first),
+        _ => (options.retry_first, options.retry_max),
+    };
+    let back_off = back_off::exponential(first, max, attempts.saturating_sub(1));
     Work {
         attempts,
         since_ms,
@@ -276,6 +284,7 @@ pub(super) fn wait_max(options: &PinOptions) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cache::{PinError, StoreError};
     use content::dag::DagError;
 
     #[test]
@@ -290,5 +299,24 @@ mod tests {
         assert_eq!((work.attempts, work.since_ms), (1, 9000));
         let first = next_work(&Work::default(), &error, false, 9000, &options);
         assert_eq!((first.attempts, first.since_ms), (1, 9000));
+    }
+
+    #[test]
+    fn a_failure_of_the_store_is_retried_soon() {
+        let (options, root) = (PinOptions::default(), Cid::default());
+        let errors = [PinError::Lost { root }.into(), PinError::missing(root).into(), StoreError::Closed.into()];
+        for error in errors {
+            let (mut work, mut now_ms, mut waits) = (Work::default(), 1_000, Vec::new());
+            for _ in 0..8 {
+                work = next_work(&work, &error, false, now_ms, &options);
+                waits.push(work.due_ms - now_ms);
+                now_ms = work.due_ms;
+            }
+            assert!(waits[0] <= 1_250 && waits[1] >= 1_500 && waits[2] >= 3_000, "{waits:?}: {error}");
+            assert!(waits[7] <= 37_500, "{waits:?}: {error}");
+        }
+        let error = FetchError::Dag(DagError::Source(content::SourceError::NotFound { cid: root }));
+        let work = next_work(&Work::default(), &error, false, 0, &options);
+        assert!(work.due_ms >= 22_500, "{work:?}");
     }
 }

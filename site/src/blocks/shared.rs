@@ -5,6 +5,7 @@ use super::index::{
     WrittenObject,
 };
 use super::object::{self, Content, ObjectId};
+use cache::pins::PinChanges;
 use cache::{Evicted, PinError, PinSummary, StoreError};
 use content::stored::Stored;
 use content::{BlockKey, Cid};
@@ -108,6 +109,8 @@ pub struct SharedBlocks {
     search_places: Arc<Semaphore>,
     pending_age: Duration,
     generations: Generations,
+    /// Whom losses are reported to.
+    changes: Option<Arc<PinChanges>>,
 }
 
 /// Where generations come from.
@@ -140,7 +143,7 @@ impl SharedBlocks {
         }
         let generations = Generations(Arc::new(random_number));
         let [searches, search_places] = [SEARCHES, SEARCH_PLACES].map(|permits| Arc::new(Semaphore::new(permits)));
-        Ok(Self { index, objects, mark, searches, search_places, pending_age: PENDING_AGE, generations })
+        Ok(Self { index, objects, mark, searches, search_places, pending_age: PENDING_AGE, generations, changes: None })
     }
 
     /// What the storage is marked with.
@@ -153,6 +156,12 @@ impl SharedBlocks {
     pub fn with_pending_age(mut self, age: Duration) -> Self {
         self.pending_age = age;
         self
+    }
+
+    /// The same, which reports the roots of pins that it finds to have lost a block, whoever was reading it.
+    #[must_use]
+    pub fn reporting_to(self, changes: Arc<PinChanges>) -> Self {
+        Self { changes: Some(changes), ..self }
     }
 
     /// The same with generations that are not random, but as unique.
@@ -458,6 +467,9 @@ impl SharedBlocks {
         let Some(roots) = self.index.lose(object).await? else { return Ok(Read::Missing) };
         let (name, pins) = (object.name(), roots.len());
         tracing::warn!(object = %name, pins, "an object of the site's storage is missing or damaged");
+        if let Some(changes) = &self.changes {
+            roots.into_iter().for_each(|root| changes.note(root));
+        }
         self.discard(vec![object]).await;
         Ok(Read::Lost)
     }

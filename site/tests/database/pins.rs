@@ -3,16 +3,18 @@
 use crate::store;
 use crate::support::until;
 use bytes::Bytes;
-use cache::{BlockStore, Ram, StoreError, TierMetrics, Tiers};
+use cache::{BlockStore, PinState, Ram, StoreError, TierMetrics, Tiers};
 use content::{Block, BlockSource, Cid, DenyList, MemoryBlocks, Policy, SourceError, codec, hashes};
 use futures::future::{BoxFuture, FutureExt as _};
 use prometheus_client::registry::Registry;
+use services::pinning::coordination::SingleService;
 use services::pinning::{
     Coordination, Owner, PinMetrics, PinNetwork, PinOptions, PinParameters, Pins, PinsError, Status,
 };
 use site::database::{ClaimOptions, Database, DatabaseClaims};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 const OWNER: &str = "alice";
 
@@ -58,20 +60,27 @@ struct Site {
 
 impl Site {
     async fn new() -> Self {
+        Self::of(store::Site::new().await).await
+    }
+
+    async fn of(site: store::Site) -> Self {
         let network = Network { blocks: MemoryBlocks::new(), asked: AtomicUsize::new(0) };
-        let site = store::Site::new().await;
         Self { store: site.store().await, site, network: Arc::new(network) }
     }
 
     /// Starts a service with connections of its own.
     async fn start(&self) -> Arc<Pins> {
+        self.start_on(self.site.store().await).await
+    }
+
+    /// The same on the store of a gateway.
+    async fn start_on(&self, store: Arc<dyn BlockStore>) -> Arc<Pins> {
         let log = Arc::new(self.site.server.open("pins").await);
         let database = Database::new(&self.site.server.options("pins")).expect("the settings are valid");
         let claims = DatabaseClaims::new(database, &ClaimOptions::default()).expect("has random numbers");
         let coordination = Coordination { log, claims: Arc::new(claims) };
         let policy: Arc<dyn Policy> = Arc::new(DenyList::default());
         let metrics = TierMetrics::register(&mut Registry::default());
-        let store = self.site.store().await;
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(&store), Arc::clone(&policy), metrics);
         let network = Arc::clone(&self.network);
         let reach = PinNetwork {
@@ -151,4 +160,30 @@ async fn without_the_database_pins_are_shown_and_cannot_be_changed() {
     until("the other one learns of it", async || members[0].get(OWNER, &request.id).is_none()).await;
     // Its connections are tried again at intervals.
     until("the pin is removed", async || site.store.pins().await.is_ok_and(|pins| pins.is_empty())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_whose_object_is_found_to_be_missing_is_stored_again_at_once() {
+    // Upkeep, by which gateways learn of what others have found, is too seldom to help.
+    let site = Site::of(store::Site::with_upkeep(Duration::from_hours(1)).await).await;
+    let stores = [site.site.site_store().await, site.site.site_store().await];
+    let members = [site.start_on(stores[0].handle()).await, site.start_on(stores[1].handle()).await];
+    let blocks = dag("dag", 5);
+    blocks.iter().for_each(|block| site.network.blocks.insert(block));
+    let request = members[0].request(&owner(), PinParameters::new(*blocks[0].cid())).await.expect("is accepted");
+    for member in &members {
+        is_pinned(member, &request.id).await;
+    }
+    let (shared, key) = (site.site.shared().await, blocks[3].key().expect("has a key"));
+    let object = async || shared.locate(&[key]).await.expect("is looked up").get(&key).map(|row| row.object);
+    let lost = object().await.expect("it is stored");
+    std::fs::remove_file(site.site.dir.path().join(lost.name())).expect("is lost");
+    let done = stores[1].reconcile(Arc::new(SingleService), false, |_| ()).await.expect("compares");
+    assert_eq!(done.found.lost, 1);
+    until("it has another object", async || object().await.is_some_and(|object| object != lost)).await;
+    let pin = async || site.store.pin(blocks[0].cid()).await.expect("is read");
+    until("it is complete", async || pin().await.is_some_and(|pin| pin.state == PinState::Complete)).await;
+    for member in &members {
+        is_pinned(member, &request.id).await;
+    }
 }

@@ -50,6 +50,13 @@ impl Site {
         site
     }
 
+    /// Gateways that look so often for what is to be done.
+    pub async fn with_upkeep(interval: Duration) -> Self {
+        let mut site = Self::new().await;
+        site.options.upkeep_interval = interval;
+        site
+    }
+
     pub async fn shared(&self) -> SharedBlocks {
         SharedBlocks::open(index(&self.server, NAME), folder(&self.dir), NAME).await.expect("opens")
     }
@@ -58,6 +65,11 @@ impl Site {
         let disk = memory::open(&MemoryOptions::default()).expect("opens");
         let store = SiteStore::new(Arc::clone(&disk), self.shared().await, &self.options);
         Gateway { store, disk }
+    }
+
+    /// The store of another gateway.
+    pub async fn site_store(&self) -> SiteStore {
+        self.gateway().await.store
     }
 
     /// The store of a gateway, as its users see it.

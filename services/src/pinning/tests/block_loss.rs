@@ -240,6 +240,27 @@ async fn a_pin_that_was_complete_never_fails() {
 }
 
 #[tokio::test]
+async fn a_pin_that_loses_a_block_during_an_attempt_is_tried_again_soon() {
+    let mut world = world(5);
+    world.options.retry_first = Duration::from_hours(1);
+    let blocks = dag("one", 0..4);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let request = pin(&pins, &owner("alice"), wanted(&blocks)).await;
+    // An attempt that has fetched one of two blocks.
+    let keys = blocks[2..4].iter().map(|block| BlockKey::of(block.cid()).expect("a block")).collect();
+    let evicted = world.store.evict(keys, Evict::Everything).await.expect("evicts");
+    assert_eq!(evicted.blocks, 2);
+    world.upstream.permits.add_permits(1);
+    until("it has fetched one", async || (world.upstream.asked() == 6).then_some(())).await;
+    lose(&world, &blocks[1]).await;
+    world.upstream.permits.add_permits(100);
+    becomes(&pins, &request, Status::Pinned).await;
+    assert_eq!((state(&world, &blocks).await, pins.counts().incomplete_roots), (PinState::Complete, 0));
+    pins.stop().await;
+}
+
+#[tokio::test]
 async fn a_lost_block_that_is_stored_in_another_way_completes_the_pin_soon() {
     let mut world = World::new();
     world.options.retry_first = Duration::from_hours(1);

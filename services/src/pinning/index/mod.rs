@@ -8,6 +8,7 @@
 //! | `removal` | removals of pins from the block store |
 //! | `queries` | read access |
 //! | `queue` | the fetch queue |
+//! | `retries` | when unfinished work is tried again |
 //! | `origins` | the peers that requests name as origins |
 //!
 //! Terms: a request is *live* while it is pending or pinned, also if some of its blocks are withheld; a failed request
@@ -19,9 +20,11 @@ mod origins;
 mod queries;
 mod queue;
 mod removal;
+mod retries;
 
 pub use self::queries::Batch;
-pub use self::removal::RemovalEnd;
+pub use self::removal::{RETRIED_MAX, RemovalEnd};
+pub use self::retries::Retries;
 
 use self::removal::{RemovalElsewhere, RemovalState};
 use crate::pinning::clock::{Clock, whole_millis};
@@ -242,8 +245,8 @@ pub struct Index {
     lost: HashSet<Cid>,
     /// Roots in [`RemovalState::Unlogged`].
     unlogged_removals: BTreeSet<Cid>,
-    /// Roots in [`RemovalState::Decided`] and [`RemovalState::Unfinished`].
-    removals_due: BTreeSet<Cid>,
+    /// Roots in [`RemovalState::Decided`], [`RemovalState::Unfinished`] and [`RemovalState::Running`].
+    removals_to_retry: Retries,
     /// Roots in [`RemovalState::Elsewhere`].
     removals_elsewhere: BTreeMap<Cid, RemovalElsewhere>,
     /// How many removals this service has begun.
@@ -256,6 +259,8 @@ pub struct Index {
     pub clock: Clock,
     /// The first back-off, in milliseconds.
     pub retry_first_ms: u64,
+    /// The longest back-off of removals that fail.
+    pub removal_retry_max: Duration,
     newest_ms: u64,
     text_bytes: u64,
     turns: u64,

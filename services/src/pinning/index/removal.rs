@@ -5,6 +5,9 @@ use crate::pinning::record::Work;
 use crate::pinning::request::Progress;
 use content::Cid;
 
+/// How many removals that have failed are tried again at a time.
+pub const RETRIED_MAX: usize = 256;
+
 /// The removal of a root's pin from the block store. The log has a note of it in all states but `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum RemovalState {
@@ -91,6 +94,9 @@ impl Index {
             RemovalEnd::Unknown => RemovalState::Unfinished,
         };
         self.set_removal(cid, state);
+        if end == RemovalEnd::Removed {
+            self.removals_to_retry.wake(self.clock.now_ms(), RETRIED_MAX);
+        }
     }
 
     /// Whether this removal of a root's pin is still to be made by this service.
@@ -108,10 +114,10 @@ impl Index {
         matches!(self.removal(cid), RemovalState::Decided | RemovalState::Unfinished)
     }
 
-    /// The roots whose pins this service is to remove, and does not remove yet: an attempt has failed, or an upload or a
-    /// worker uses the root.
-    pub fn removals_due(&self) -> Vec<Cid> {
-        self.removals_due.iter().copied().collect()
+    /// Takes some of the roots whose pins this service is to remove, and does not remove yet: an attempt has failed, or
+    /// an upload or a worker uses the root. Each is due again after its back-off.
+    pub fn take_due_removals(&mut self) -> Vec<Cid> {
+        self.removals_to_retry.take_due(self.clock.now_ms(), self.removal_retry_max, RETRIED_MAX)
     }
 
     /// The roots whose pins another service is to remove, as this one has known since a time or for longer. That
@@ -189,12 +195,16 @@ impl Index {
         root.removal = state;
         root.notify();
         self.unlogged_removals.remove(cid);
-        self.removals_due.remove(cid);
         self.removals_elsewhere.remove(cid);
         match state {
-            RemovalState::Unlogged => _ = self.unlogged_removals.insert(*cid),
-            RemovalState::Decided | RemovalState::Unfinished => _ = self.removals_due.insert(*cid),
-            RemovalState::None | RemovalState::Running(_) | RemovalState::Elsewhere => {}
+            RemovalState::Decided | RemovalState::Unfinished => {
+                self.removals_to_retry.insert(*cid, self.clock.now_ms(), self.removal_retry_max);
+            }
+            RemovalState::Running(_) => self.removals_to_retry.begin(cid),
+            RemovalState::None | RemovalState::Unlogged | RemovalState::Elsewhere => self.removals_to_retry.remove(cid),
+        }
+        if state == RemovalState::Unlogged {
+            self.unlogged_removals.insert(*cid);
         }
         self.requeue(cid);
         self.remove_root_if_unused(cid);

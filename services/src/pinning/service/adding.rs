@@ -432,8 +432,9 @@ impl Pins {
             pins.commit(decide).await
         };
         let removed = self.spawn_change(removal).await;
-        if removed.is_err() {
-            self.retry_removal(root);
+        match &removed {
+            Ok(()) => self.end_retries(&root),
+            Err(_) => self.retry_removal(root),
         }
         removed
     }

@@ -5,7 +5,7 @@
 //! a power failure may undo; own changes and those of others are applied by the same code.
 
 use crate::pinning::clock::whole_millis;
-use crate::pinning::index::{Index, PinOutcome};
+use crate::pinning::index::{Index, PinOutcome, RETRIED_MAX, Retries};
 use crate::pinning::record::{self, Orphan, PinChange};
 use crate::pinning::repeatable::Fence;
 use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms, progress};
@@ -15,7 +15,6 @@ use cache::{PinState, PinSummary, StoreError};
 use content::Cid;
 use p2p_bridge::back_off;
 use std::collections::{BTreeSet, HashMap};
-use std::mem;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -36,9 +35,6 @@ const PAUSE_FIRST: Duration = Duration::from_millis(5);
 
 /// The longest pause, before jitter.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-
-/// How many removals of other services are taken over at once.
-const TAKEN_OVER_MAX: usize = 256;
 
 /// How long a change is decided again: each attempt may read all records.
 const ATTEMPTS_TIME_MAX: Duration = Duration::from_secs(30);
@@ -88,19 +84,27 @@ impl Pins {
         self.commit(|_| Ok((Vec::new(), ()))).await
     }
 
-    /// The same. Then repeats removals that failed, also those of others.
+    /// The same. Then repeats removals that failed, also those of others: some of them, after their back-off.
     pub(in crate::pinning) async fn catch_up(self: &Arc<Self>) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
         let change = async move {
             pins.read_log().await?;
             pins.take_over_removals().await?;
-            let due = pins.index().removals_due();
+            let due = pins.index_mut().take_due_removals();
             due.iter().for_each(|root| pins.resume_removal(root));
-            let left_over = mem::take(&mut *pins.left_over());
-            pins.follow_ups().extend(left_over.into_iter().map(FollowUp::RemoveUnneeded));
+            pins.repeat_decisions();
             Ok(())
         };
         self.spawn_worker_change(change).await
+    }
+
+    /// Repeats decisions to remove pins that could not be written.
+    fn repeat_decisions(&self) {
+        let now_ms = self.index().clock.now_ms();
+        let mut left_over = self.left_over();
+        let due = left_over.take_due(now_ms, self.options.removal_retry_max, RETRIED_MAX);
+        due.iter().for_each(|root| left_over.begin(root));
+        self.follow_ups().extend(due.into_iter().map(FollowUp::RemoveUnneeded));
     }
 
     /// Takes over the removal of pins that other services have not completed for long.
@@ -109,7 +113,7 @@ impl Pins {
         let abandoned = |index: &Index| {
             let known_ms = index.clock.now_ms().saturating_sub(after_ms);
             let mut roots = index.removals_elsewhere_until(known_ms);
-            roots.truncate(TAKEN_OVER_MAX);
+            roots.truncate(RETRIED_MAX);
             roots
         };
         if abandoned(&self.index()).is_empty() {
@@ -395,7 +399,7 @@ impl Pins {
     }
 
     /// The roots whose pins are to be removed as soon as the log can say so.
-    pub(super) fn left_over(&self) -> MutexGuard<'_, Vec<Cid>> {
+    pub(super) fn left_over(&self) -> MutexGuard<'_, Retries> {
         self.left_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

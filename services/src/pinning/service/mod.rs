@@ -40,7 +40,7 @@ mod settling;
 use crate::pinning::clock::whole_millis;
 use crate::pinning::coordination::{Claims, Coordination};
 use crate::pinning::filter::{Filter, Page, PreparedFilter};
-use crate::pinning::index::{Counts, Index, millis, time};
+use crate::pinning::index::{Counts, Index, Retries, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::PinNetwork;
 use crate::pinning::request::{Owner, PinRequest, Progress, Status};
@@ -82,6 +82,8 @@ pub struct PinOptions {
     /// After how long a service takes over the removal of a pin that another one has not completed: it may have stopped
     /// for good.
     pub removals_taken_over_after: Duration,
+    /// The longest back-off of the removal of a pin that fails, if services share the store. It begins with a second.
+    pub removal_retry_max: Duration,
 }
 
 impl Default for PinOptions {
@@ -94,6 +96,7 @@ impl Default for PinOptions {
             retry_max: Duration::from_hours(1),
             adopted_after: Duration::from_hours(24),
             removals_taken_over_after: Duration::from_secs(60),
+            removal_retry_max: Duration::from_secs(30),
         }
     }
 }
@@ -201,7 +204,7 @@ pub struct Pins {
     /// Serialises changes.
     changes: tokio::sync::Mutex<()>,
     /// Roots that nothing needs, whose pins this service could not remove because the log or the store failed.
-    left_over: Mutex<Vec<Cid>>,
+    left_over: Mutex<Retries>,
     /// The follow-ups of the change in progress.
     follow_ups: Mutex<Vec<FollowUp>>,
     /// The follow-ups that run.
@@ -310,6 +313,7 @@ impl Pins {
         let Coordination { log, claims } = coordination;
         let mut index = Index::default();
         index.retry_first_ms = whole_millis(options.retry_first);
+        index.removal_retry_max = options.removal_retry_max;
         Self {
             options,
             store,

@@ -3,7 +3,7 @@
 //! An owner removes its own requests, the operator those of all owners. That a client has the scope for it, `admin` has
 //! checked.
 
-use crate::pinning::index::{Index, PinOutcome, RemovalEnd, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, RETRIED_MAX, RemovalEnd, StoredRequest};
 use crate::pinning::record::PinChange;
 use crate::pinning::service::{FollowUp, Pins, PinsError};
 use cache::StoreError;
@@ -132,12 +132,21 @@ impl Pins {
         }
     }
 
-    /// Has the decision on a removal repeated by the task that follows other services, if there are any.
+    /// Has the decision on a removal repeated by the task that follows other services, if there are any: after its
+    /// back-off, if it was repeated before.
     pub(super) fn retry_removal(&self, root: Cid) {
-        let mut left_over = self.left_over();
-        if self.is_shared() && !left_over.contains(&root) {
-            left_over.push(root);
+        if self.is_shared() {
+            let now_ms = self.index().clock.now_ms();
+            self.left_over().insert(root, now_ms, self.options.removal_retry_max);
         }
+    }
+
+    /// The decision on a removal has been written, or is not needed: those on others may succeed as well.
+    pub(super) fn end_retries(&self, root: &Cid) {
+        let now_ms = self.index().clock.now_ms();
+        let mut left_over = self.left_over();
+        left_over.remove(root);
+        left_over.wake(now_ms, RETRIED_MAX);
     }
 
     /// Removes the store's pin of a root, and returns the zstd file if it was that of a packed file.

@@ -53,6 +53,11 @@ impl LateStore {
         self.faults.lock().expect("a list").next.push_back(removal);
     }
 
+    /// The number of removals whose faults are still to come.
+    pub fn faults(&self) -> usize {
+        self.faults.lock().expect("a list").next.len()
+    }
+
     /// Removals succeed from now on.
     pub fn repair(&self) {
         self.faults.lock().expect("a list").next.clear();

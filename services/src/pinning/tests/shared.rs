@@ -2,7 +2,7 @@
 
 use crate::pinning::coordination::{Coordination, SingleService};
 use crate::pinning::fetch::FetchError;
-use crate::pinning::index::{Index, PinOutcome, RemovalEnd, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, RETRIED_MAX, RemovalEnd, StoredRequest};
 use crate::pinning::record::{self, PinChange};
 use crate::pinning::tests::late_store::{LateStore, Removal};
 use crate::pinning::tests::*;
@@ -289,6 +289,31 @@ async fn two_dags_that_exceed_a_quota_together_are_not_both_pinned() {
     }
     let outcomes: Vec<_> = site.agrees().await.into_iter().map(|entry| entry.outcome).collect();
     assert!(matches!(outcomes[..], [PinOutcome::Pinned, PinOutcome::Failed(_)]), "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn removals_that_fail_are_repeated_some_at_a_time() {
+    let site = Site::new(1, 1 << 20).await;
+    let (pins, alice, count) = (&site.services[0], owner("alice"), RETRIED_MAX + 40);
+    for number in 0..count as u64 {
+        let blocks = dag(&format!("dag {number}"), number..number + 1);
+        let request = pins.request(&alice, wanted(&blocks)).await.expect("is asked for");
+        site.complete(0, &blocks).await.expect("is pinned");
+        site.late.next(Removal::Fails);
+        pins.remove("alice", &request.id).await.expect("is removed from the list");
+    }
+    assert_eq!((site.late.faults(), site.world.pinned().await.len()), (0, count), "all have failed once");
+    let mut tried = Vec::new();
+    for _ in 0..3 {
+        (0..count).for_each(|_| site.late.next(Removal::Fails));
+        let before = site.late.faults();
+        pins.catch_up().await.expect("catches up");
+        until("they have ended", async || (!pins.follows_up()).then_some(())).await;
+        tried.push(before - site.late.faults());
+    }
+    assert_eq!(tried, [RETRIED_MAX; 3]);
+    assert_eq!(site.agrees().await, [], "in the end they succeed");
+    assert_eq!(site.world.pinned().await, []);
 }
 
 #[tokio::test]

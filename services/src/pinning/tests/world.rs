@@ -88,6 +88,7 @@ impl World {
         let options = PinOptions {
             retry_first: Duration::from_millis(20),
             adopted_after: Duration::ZERO,
+            removal_retry_max: Duration::ZERO,
             ..PinOptions::default()
         };
         let policy = Arc::new(DenyList::default());

@@ -1,6 +1,7 @@
 //! The benchmark of a site works: PostgreSQL, HAProxy and all nodes start, respond with the right bytes over their
 //! links, and both files of results are written. What a figure is depends on the machine; that it is measured does not.
-//! The row `capacity`, which needs control groups, is left to `make bench-site`.
+//! The rows `capacity`, which needs control groups, and `rows`, which takes longer than the others, are left to
+//! `make bench-site`.
 
 mod quick_run;
 

@@ -47,6 +47,8 @@ const PAGE: u64 = 100;
 /// For what is waited for.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Between attempts to compare the storage with the index, which are written to the audit log.
+const COMPARE_INTERVAL: Duration = Duration::from_millis(50);
 
 pub async fn measure(options: &Options) -> Result<Vec<Case>> {
     let database = Postgres::start_with(if options.run.quick { "" } else { SETTINGS }).await?;
@@ -274,17 +276,26 @@ impl Admin {
     async fn first_slot(&self) -> Result<(Duration, Value)> {
         let waiting = Instant::now();
         loop {
-            let url = format!("{}/api/v1/site/reconcile", self.url);
-            let request = self.http.post(url).bearer_auth(token()).header("Content-Type", "application/json");
             let begun = Instant::now();
-            let mut response = request.body(json!({ "dry_run": true }).to_string()).send().await?.error_for_status()?;
-            let line: Value = serde_json::from_str(&first_line(&mut response).await?)?;
+            let line = self.compare().await?;
+            let took = begun.elapsed();
             if line["progress"]["parts"] == 1 {
-                return Ok((begun.elapsed(), line["progress"].clone()));
+                return Ok((took, line["progress"].clone()));
             }
             // The one before has not ended yet.
             ensure!(waiting.elapsed() < TIMEOUT, "the storage is not compared with the index: {line}");
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(COMPARE_INTERVAL).await;
+        }
+    }
+
+    /// Begins such a comparison, and returns the first line of the response, or the error.
+    async fn compare(&self) -> Result<Value> {
+        let request = self.http.post(format!("{}/api/v1/site/reconcile", self.url)).bearer_auth(token());
+        let request = request.header("Content-Type", "application/json").body(json!({ "dry_run": true }).to_string());
+        let mut response = request.send().await?;
+        match response.status().is_success() {
+            true => Ok(serde_json::from_str(&first_line(&mut response).await?)?),
+            false => Ok(response.text().await?.into()),
         }
     }
 }

@@ -72,7 +72,8 @@ pub struct PinOptions {
     pub pins_max: usize,
     /// How long after the last received block a DAG is retried.
     pub give_up: Duration,
-    /// The back-off after the first failure. It doubles with each further one.
+    /// The back-off after the first failure, and the longest one after failures of the store. It doubles with each
+    /// further one.
     pub retry_first: Duration,
     /// The longest back-off.
     pub retry_max: Duration,

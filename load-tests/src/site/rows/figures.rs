@@ -71,6 +71,7 @@ impl Figures {
         });
         let all = &mut self.measured[at].2;
         let at = all.iter().position(|series| series.system == system).unwrap_or_else(|| {
+            eprintln!("  {}, in {unit}:", quantity.name());
             all.push(Series::new(system));
             all.len() - 1
         });

@@ -4,7 +4,7 @@
 use super::paths::{self, Root};
 use crate::error::ObjectError;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::fs::File;
@@ -16,6 +16,8 @@ use std::sync::{Mutex, PoisonError};
 pub(super) const TEMPORARY: &str = ".tmp";
 /// How many folders are known to be durable. After that, all are synced again.
 const KNOWN_MAX: usize = 4_096;
+/// How many names of a folder become known by one sync of it: those of all folders of blocks.
+const LEARNED_MAX: usize = 512;
 
 /// Writes objects.
 #[derive(Debug)]
@@ -86,13 +88,26 @@ impl Writer {
                 other => other?,
             };
             if !self.is_known(&path) {
-                rustix::fs::fsync(&folder)?;
+                self.sync_names(&folder, &path[..path.len() - component.len()])?;
                 self.learn(&path);
             }
             folder = next;
             path.push('/');
         }
         Ok((folder, last))
+    }
+
+    /// Syncs a folder. All folders that it has by then are known from then on, so that each of them costs no sync.
+    fn sync_names(&self, folder: &OwnedFd, path: &str) -> Result<(), Errno> {
+        // Before it is synced.
+        let folders = Dir::read_from(folder)?.take(LEARNED_MAX).filter_map(|entry| {
+            let entry = entry.ok().filter(|entry| entry.file_type() == FileType::Directory)?;
+            Some(format!("{path}{}", entry.file_name().to_str().ok().filter(|name| !name.starts_with('.'))?))
+        });
+        let folders: Vec<String> = folders.collect();
+        rustix::fs::fsync(folder)?;
+        folders.iter().for_each(|path| self.learn(path));
+        Ok(())
     }
 
     fn is_known(&self, path: &str) -> bool {
@@ -147,5 +162,28 @@ fn make(folder: impl AsFd, component: &str) -> Result<(), Errno> {
     match rustix::fs::mkdirat(folder, component, Mode::from_raw_mode(0o777)) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_that_are_there_become_durable_by_one_sync() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for name in ["v1/blocks/00", "v1/blocks/01", "v1/blocks/.tmp"] {
+            std::fs::create_dir_all(dir.path().join(name)).expect("is made");
+        }
+        std::fs::write(dir.path().join("v1/blocks/file"), "no folder").expect("is written");
+        let (root, writer) = (Root::new(dir.path().to_owned()).expect("opens"), Writer::new().expect("random numbers"));
+        writer.write(&root, "v1/blocks/02/object", b"content").expect("is written");
+        assert_eq!(std::fs::read(dir.path().join("v1/blocks/02/object")).expect("is there"), b"content");
+        for known in ["v1", "v1/blocks", "v1/blocks/00", "v1/blocks/01", "v1/blocks/02"] {
+            assert!(writer.is_known(known), "{known}");
+        }
+        for unknown in ["v1/blocks/.tmp", "v1/blocks/file", "v1/blocks/03", "00"] {
+            assert!(!writer.is_known(unknown), "{unknown}");
+        }
     }
 }

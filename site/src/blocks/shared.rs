@@ -158,7 +158,7 @@ impl SharedBlocks {
         self
     }
 
-    /// The same, which reports the roots of pins that it finds to have lost a block, whoever was reading it.
+    /// The same, which reports the roots of pins that it finds to have lost a block, for any reader.
     #[must_use]
     pub fn reporting_to(self, changes: Arc<PinChanges>) -> Self {
         Self { changes: Some(changes), ..self }

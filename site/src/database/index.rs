@@ -181,15 +181,7 @@ impl Statements {
                 RETURNING pending.key, pending.generation"
             ),
             remove_pending: format!("DELETE FROM \"{schema}\".pending_object WHERE generation = ANY($1)"),
-            // One statement sees one state, in which an object is pending or that of a block.
-            register_orphans: format!(
-                "INSERT INTO \"{schema}\".pending_object (generation, key, deleting)
-                SELECT given.generation, given.key, true
-                FROM unnest($1::bigint[], $2::bytea[]) AS given (generation, key)
-                WHERE NOT EXISTS (SELECT FROM \"{schema}\".block
-                    WHERE block.key = given.key AND block.generation = given.generation)
-                ON CONFLICT DO NOTHING RETURNING key, generation"
-            ),
+            register_orphans: format!("SELECT * FROM \"{schema}\".register_orphans($1, $2)"),
             orphans: format!(
                 "SELECT given.key, given.generation FROM unnest($1::bigint[], $2::bytea[]) AS given (generation, key)
                 WHERE NOT EXISTS (SELECT FROM \"{schema}\".block

@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 /// The statements that bring the tables from each version to the next. A released one never changes.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     "
     CREATE TABLE log_head (
         single boolean PRIMARY KEY DEFAULT true CHECK (single),
@@ -416,6 +416,30 @@ const MIGRATIONS: [&str; 5] = [
             WHERE upload = of_id AND NOT deleting;
         DELETE FROM upload WHERE id = of_id;
         RETURN true;
+    END
+    $$;
+",
+    "
+    -- Registers those of the objects that are no block's, and not pending, to be deleted. Returns them.
+    CREATE FUNCTION register_orphans(generations bigint[], keys bytea[])
+    RETURNS TABLE (orphan_key bytea, orphan_generation bigint)
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    DECLARE
+        registered bigint[];
+    BEGIN
+        PERFORM require_read_committed();
+        -- It waits for a commit that is deleting the row of a pending object, but does not see the block of it.
+        WITH new AS (
+            INSERT INTO pending_object (generation, key, deleting)
+            SELECT given.generation, given.key, true FROM unnest(generations, keys) AS given (generation, key)
+            WHERE NOT EXISTS (SELECT FROM block WHERE block.key = given.key AND block.generation = given.generation)
+            ON CONFLICT DO NOTHING RETURNING generation
+        ) SELECT array_agg(generation) INTO registered FROM new;
+        -- These statements see it. From now on, none of the objects becomes that of a block.
+        DELETE FROM pending_object USING block
+            WHERE pending_object.generation = ANY(registered)
+                AND block.key = pending_object.key AND block.generation = pending_object.generation;
+        RETURN QUERY SELECT key, generation FROM pending_object WHERE generation = ANY(registered);
     END
     $$;
 ",

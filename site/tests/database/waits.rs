@@ -117,6 +117,7 @@ async fn changes_that_wait_for_each_other_agree() {
     a_pin_that_gets_a_block_while_it_is_lost_is_not_completed(&server).await;
     a_block_is_evicted_or_becomes_a_member(&server).await;
     an_object_is_swept_or_committed(&server).await;
+    an_object_that_is_being_committed_is_no_orphan(&server).await;
 }
 
 /// The last pin is removed while another one gets the block.
@@ -236,4 +237,26 @@ async fn an_object_is_swept_or_committed(server: &Postgres) {
     world.holder.batch_execute(&marked).await.expect("is marked");
     assert_eq!(storing.await.expect("runs"), Committed::Blocks(Vec::new()));
     world.check(false, false).await;
+}
+
+/// An object that was listed becomes that of its block.
+async fn an_object_that_is_being_committed_is_no_orphan(server: &Postgres) {
+    let world = World::new(server, "6").await;
+    world.index().register(vec![object(1), object(2)]).await.expect("registers");
+    let commit = format!(
+        "BEGIN;
+        INSERT INTO {0}.block (key, generation, bytes, block_bytes, form, slot, pinned)
+            SELECT key, generation, 100, 10, 0, 0, false FROM {0}.pending_object WHERE generation = 1;
+        DELETE FROM {0}.pending_object",
+        world.schema
+    );
+    world.holder.batch_execute(&commit).await.expect("is made");
+    // The object 2 is that of no block, and is not pending any more.
+    let listed = vec![object(1), object(2)];
+    let registering = world.start(1, 1, change!(index => index.register_orphans(listed))).await;
+    world.release().await;
+    assert_eq!(registering.await.expect("runs"), [object(2)]);
+    let pending = format!("SELECT generation::text FROM {}.pending_object", world.schema);
+    assert_eq!(server.sql(&pending).await.expect("is asked"), ["2"]);
+    world.check(false, true).await;
 }

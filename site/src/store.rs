@@ -4,6 +4,7 @@
 //! SiteStore ─┬─ its own disk     cached blocks, and what temporary pins protect
 //!            ├─ SharedBlocks     pins and their blocks, and blocks that any gateway has fetched
 //!            ├─ writer           batches of blocks for the shared storage
+//!            ├─ ahead            blocks of uploads, before their roots are known
 //!            └─ upkeep           what any gateway does for all: unpinning, eviction, putting in order
 //! ```
 //!
@@ -15,17 +16,21 @@
 //! itself); which gateway works on which pin (`services`).
 //!
 //! *Temporary pins* are those of the own disk: an upload is pinned in the shared storage when its roots are known, and is
-//! acknowledged after that.
+//! acknowledged after that. By then, much of it has been written ahead.
 //!
 //! | module | concern |
 //! |---|---|
 //! | `block_store` | implements [`cache::BlockStore`] |
 //! | `source` | [`SharedSource`]: the blocks in the shared storage as a source |
 //! | `writer` | batches of blocks for the shared storage |
+//! | `ahead` | the blocks of uploads, before their roots are known |
+//! | `encoding` | their stored forms |
 //! | `upkeep` | the work in the background |
 //! | [`reconcile`] | comparing all of the storage with the index, when an operator asks for it |
 
+mod ahead;
 mod block_store;
+mod encoding;
 pub mod reconcile;
 mod source;
 mod upkeep;
@@ -33,6 +38,7 @@ mod writer;
 
 pub use source::SharedSource;
 
+use self::ahead::WriteAhead;
 use self::source::UsedBlocks;
 use self::upkeep::Upkeep;
 use self::writer::{Target, Writer};
@@ -68,6 +74,13 @@ impl Default for SiteStoreOptions {
     }
 }
 
+/// Which blocks are withheld, when it is known.
+type Withheld = Arc<OnceLock<IsWithheld>>;
+
+fn is_withheld(withheld: &Withheld, key: &content::BlockKey) -> bool {
+    withheld.get().is_some_and(|is_withheld| is_withheld(key))
+}
+
 /// The store of a gateway of a site. Clones are handles to the same one.
 #[derive(Debug, Clone)]
 pub struct SiteStore {
@@ -79,12 +92,13 @@ struct Inner {
     shared: SharedBlocks,
     source: SharedSource,
     writer: Writer,
+    ahead: WriteAhead,
     storage: EngineState,
     keeps_cached: bool,
     changes: Arc<PinChanges>,
     /// Pins were removed.
     removed: Arc<Notify>,
-    is_withheld: Arc<OnceLock<IsWithheld>>,
+    is_withheld: Withheld,
     /// Of whom each provides a part of the keys. All keys without.
     members: OnceLock<Arc<Members>>,
     /// For callers that block their thread.
@@ -122,9 +136,11 @@ impl SiteStore {
             cached_bytes_max: options.cached_bytes_max,
             interval: options.upkeep_interval,
         };
-        let is_withheld = Arc::<OnceLock<IsWithheld>>::default();
+        let is_withheld = Withheld::default();
+        let ahead = WriteAhead::new(shared.clone(), options.zstd, Arc::clone(&is_withheld));
         let target = Target {
             shared: shared.clone(),
+            ahead: ahead.clone(),
             disk: Arc::clone(&disk),
             zstd: options.zstd,
             is_withheld: Arc::clone(&is_withheld),
@@ -133,6 +149,7 @@ impl SiteStore {
             storage: upkeep.storage.clone(),
             source: SharedSource::new(shared.clone(), used),
             writer: Writer::start(target),
+            ahead,
             keeps_cached: options.cached_bytes_max > 0,
             disk,
             shared,
@@ -173,6 +190,6 @@ impl SiteStore {
 
 impl Inner {
     fn is_withheld(&self, key: &content::BlockKey) -> bool {
-        self.is_withheld.get().is_some_and(|is_withheld| is_withheld(key))
+        is_withheld(&self.is_withheld, key)
     }
 }

@@ -250,6 +250,21 @@ impl SharedBlocks {
         blocks: &BTreeMap<BlockKey, Stored>,
         pin: Option<&PinAttempt>,
     ) -> Result<Vec<BlockKey>, PinError> {
+        let written = self.write_objects(blocks).await?;
+        self.commit(written, pin).await
+    }
+
+    /// Writes blocks that are not stored, as objects that are no block's: they are pending until they are committed
+    /// ([`Self::commit`]) or discarded ([`Self::discard`]), or swept when they are old.
+    ///
+    /// # Errors
+    /// [`StoreError`]; none of them stays then.
+    pub async fn write_pending(&self, blocks: Vec<SharedBlock>) -> Result<Vec<WrittenObject>, StoreError> {
+        let blocks: BTreeMap<BlockKey, Stored> = blocks.into_iter().map(|block| (block.key, block.stored)).collect();
+        self.write_objects(&blocks).await
+    }
+
+    async fn write_objects(&self, blocks: &BTreeMap<BlockKey, Stored>) -> Result<Vec<WrittenObject>, StoreError> {
         let attempts = blocks
             .iter()
             .map(|(key, stored)| Ok((ObjectId { key: *key, generation: (self.generations.0)()? }, stored)));
@@ -257,13 +272,27 @@ impl SharedBlocks {
         let new: Vec<ObjectId> = attempts.iter().map(|(object, _)| *object).collect();
         self.index.register(new.clone()).await?;
         let writing = attempts.iter().map(|(object, stored)| self.write_object(*object, stored).boxed());
-        let written = match concurrently(writing.collect()).await {
-            Ok(written) => written,
+        match concurrently(writing.collect()).await {
+            Ok(written) => Ok(written),
             Err(error) => {
                 self.discard(new).await;
-                return Err(error.into());
+                Err(error)
             }
-        };
+        }
+    }
+
+    /// Makes objects that were written, at most 256, those of their blocks, and the blocks members of a pin if one is
+    /// given. Returns the blocks that are stored now, also as other objects. One that is not among them has to be written
+    /// again, because its object was not pending any more.
+    ///
+    /// # Errors
+    /// [`PinError::Store`], [`PinError::Removed`].
+    pub async fn commit(
+        &self,
+        written: Vec<WrittenObject>,
+        pin: Option<&PinAttempt>,
+    ) -> Result<Vec<BlockKey>, PinError> {
+        let new: Vec<ObjectId> = written.iter().map(|written| written.object).collect();
         match self.index.commit(written, pin.map(|pin| pin.id)).await? {
             Committed::Blocks(objects) => {
                 let objects: BTreeSet<ObjectId> = objects.into_iter().collect();
@@ -280,8 +309,9 @@ impl SharedBlocks {
         }
     }
 
-    /// Deletes objects that this call has written or attempted to, and that are not those of blocks.
-    async fn discard(&self, objects: Vec<ObjectId>) {
+    /// Deletes objects that were written or attempted to, and that are not those of blocks: no commit of them was asked
+    /// for, or it has said so. If that fails, they are swept later.
+    pub async fn discard(&self, objects: Vec<ObjectId>) {
         if let Err(error) = self.delete(objects).await {
             tracing::debug!(%error, "objects that are not needed could not be deleted, and are swept later");
         }

@@ -351,7 +351,10 @@ impl BlockStore for SiteStore {
     fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<PinAttempt>) -> BoxFuture<'a, Result<(), PinError>> {
         match attempt.root() {
             Some(_) => self.inner.put_member(Item::Block(block.clone()), attempt).boxed(),
-            None => self.inner.disk.put_member(block, attempt),
+            None => {
+                self.inner.ahead.put(attempt.id(), block);
+                self.inner.disk.put_member(block, attempt)
+            }
         }
     }
 
@@ -390,6 +393,7 @@ impl BlockStore for SiteStore {
 
     fn release(&self, temporary_pin: &PinAttempt) {
         self.inner.disk.release(temporary_pin);
+        self.inner.ahead.release(temporary_pin.id());
     }
 
     fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {

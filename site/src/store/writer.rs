@@ -1,21 +1,25 @@
 //! [`Writer`]: writes blocks to the shared storage in batches, in the background.
 //!
-//! Goals: batches become larger when the storage is slow: while one of a pin is written, its next one is gathered;
-//! memory is bounded in bytes, and cached blocks never delay those of pins; a pin is completed only after every member
+//! Goals: batches become larger when the storage is slow: while one of a pin is written, its next one is gathered; a
+//! batch is not begun for a first block when the others follow at once; memory is bounded in bytes, and cached blocks never delay those of pins; a pin is completed only after every member
 //! of it was written.
 //!
 //! Non-goals: whether a block is stored, and in which steps it becomes so ([`SharedBlocks`]).
 
-use crate::blocks::{PinAttempt as SharedPin, SharedBlock, SharedBlocks};
+use super::ahead::WriteAhead;
+use super::encoding::encode;
+use super::{Withheld, is_withheld};
+use crate::blocks::{PinAttempt as SharedPin, SharedBlocks, WrittenObject};
 use cache::pins::{MemberFailure, PinAttempt};
-use cache::store::IsWithheld;
 use cache::{BlockStore, PinError, StoreError};
-use content::stored::{CompressionOptions, Encoder, Stored};
+use content::stored::CompressionOptions;
 use content::{Block, BlockKey, Cid, MAX_BLOCK_BYTES, SourceError};
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::{Id, JoinSet};
+use tokio::time::{Instant, sleep_until};
 
 /// The size of queued blocks, in bytes: of pins, and of those to be cached.
 const MEMBERS_BYTES_MAX: usize = 32 << 20;
@@ -27,6 +31,9 @@ const BATCH_BLOCKS: usize = 256;
 const PART_BYTES: usize = 8 << 20;
 /// Batches that are written at the same time, each for another pin.
 const BATCHES: usize = 4;
+/// How long a batch is gathered that is not full and that nobody waits for: blocks of a DAG that is on the own disk
+/// follow each other within microseconds.
+const GATHER_TIME: Duration = Duration::from_millis(5);
 
 /// A block to be stored.
 #[derive(Debug)]
@@ -153,6 +160,9 @@ fn permits(item: &Item) -> u32 {
 struct Batch {
     attempt: Attempt,
     items: Vec<Queued>,
+    /// The size of these, in bytes, and since when the first one of them waits.
+    bytes: usize,
+    since: Instant,
     /// How many were put, and how many of these, in their order, have been written or have failed.
     put: u64,
     done: u64,
@@ -164,12 +174,34 @@ struct Batch {
 
 impl Batch {
     fn of(attempt: Attempt) -> Self {
-        Self { attempt, items: Vec::new(), put: 0, done: 0, running: None, waiting: Vec::new() }
+        let (bytes, since) = (0, Instant::now());
+        Self { attempt, items: Vec::new(), bytes, since, put: 0, done: 0, running: None, waiting: Vec::new() }
     }
 
     fn push(&mut self, queued: Queued) {
+        if self.items.is_empty() {
+            self.since = Instant::now();
+        }
         self.put += 1;
+        self.bytes += queued.item.bytes();
         self.items.push(queued);
+    }
+
+    /// The items of the next part.
+    fn take(&mut self) -> Vec<Queued> {
+        let count = self.items.len().min(BATCH_BLOCKS);
+        let items: Vec<Queued> = self.items.drain(..count).collect();
+        self.bytes -= items.iter().map(|queued| queued.item.bytes()).sum::<usize>();
+        items
+    }
+
+    /// When the next part is to be written, if there is one and none is being written; now, if it is full or waited for.
+    fn due(&self) -> Option<Instant> {
+        if self.items.is_empty() || self.running.is_some() {
+            return None;
+        }
+        let is_full = self.items.len() >= BATCH_BLOCKS || self.bytes >= PART_BYTES;
+        Some(if is_full || !self.waiting.is_empty() { self.since } else { self.since + GATHER_TIME })
     }
 
     /// Replies when all that was put so far is done.
@@ -204,8 +236,11 @@ fn is_same(one: &Attempt, other: &Attempt) -> bool {
 impl Task {
     async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
         let mut is_open = true;
-        while is_open || !self.running.is_empty() {
+        // What is queued is written although nobody puts anything any more.
+        while is_open || !self.batches.is_empty() {
+            let next_due = self.next_due();
             tokio::select! {
+                () = sleep_until(next_due.unwrap_or_else(Instant::now)), if next_due.is_some() => {}
                 command = commands.recv(), if is_open => match command {
                     Some(command) => self.take(command),
                     None => is_open = false,
@@ -227,6 +262,7 @@ impl Task {
                 for batch in self.batches.iter_mut().filter(|batch| batch.attempt.is_none()) {
                     batch.done += batch.items.len() as u64;
                     batch.items.clear();
+                    batch.bytes = 0;
                 }
             }
             Command::SettleAll { which, reply } => {
@@ -261,13 +297,22 @@ impl Task {
         }
     }
 
+    /// When the next batch can be started.
+    fn next_due(&self) -> Option<Instant> {
+        match self.running.len() < BATCHES {
+            true => self.batches.iter().filter_map(Batch::due).min(),
+            false => None,
+        }
+    }
+
     /// Starts those that can be, and ends those of which nothing is left.
     fn start_batches(&mut self) {
+        let now = Instant::now();
         for batch in self.batches.iter_mut().filter(|batch| batch.running.is_none()) {
             batch.answer();
-            if !batch.items.is_empty() && self.running.len() < BATCHES {
-                let count = batch.items.len().min(BATCH_BLOCKS);
-                let items: Vec<Queued> = batch.items.drain(..count).collect();
+            if batch.due().is_some_and(|due| due <= now) && self.running.len() < BATCHES {
+                let items = batch.take();
+                let count = items.len();
                 let writing = self.target.clone().write_batch(batch.attempt.clone(), items);
                 batch.running = Some((self.running.spawn(writing).id(), count as u64));
             }
@@ -282,11 +327,13 @@ impl Task {
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) shared: SharedBlocks,
+    /// The blocks of uploads, some of which are in the storage already.
+    pub(super) ahead: WriteAhead,
     /// Where blocks are that are not given.
     pub(super) disk: Arc<dyn BlockStore>,
     pub(super) zstd: CompressionOptions,
     /// Blocks that are withheld by the time at which they are written are not.
-    pub(super) is_withheld: Arc<OnceLock<IsWithheld>>,
+    pub(super) is_withheld: Withheld,
 }
 
 impl Target {
@@ -307,17 +354,16 @@ impl Target {
     async fn write(&self, attempt: Option<&PinAttempt>, items: Vec<Queued>) -> Result<(), MemberFailure> {
         let pin = attempt.and_then(shared_pin);
         let keys: BTreeSet<BlockKey> = items.iter().filter_map(|queued| queued.item.key()).collect();
-        let keys = Vec::from_iter(keys);
         let stored: BTreeSet<BlockKey> = match &pin {
-            Some(pin) => self.shared.add_members(keys, pin).await.map_err(failure)?.into_iter().collect(),
-            None => self.shared.locate(&keys).await?.into_keys().collect(),
+            Some(pin) => self.add_stored(keys, pin).await.map_err(failure)?,
+            None => self.shared.locate(&Vec::from_iter(keys)).await?.into_keys().collect(),
         };
         let mut part = Part::default();
         for queued in items {
             // An identity CID has no key, and is not stored.
             let Some(key) = queued.item.key().filter(|key| !stored.contains(key)) else { continue };
             let block = self.block(&queued.item).await?;
-            if self.is_withheld.get().is_some_and(|is_withheld| is_withheld(&key)) {
+            if is_withheld(&self.is_withheld, &key) {
                 // A take-down has deleted it while it was waiting.
                 match attempt {
                     Some(_) => return Err(MemberFailure::Missing(*block.cid())),
@@ -330,6 +376,23 @@ impl Target {
             }
         }
         self.write_part(part, pin.as_ref()).await
+    }
+
+    /// Makes those of the blocks that are stored members of a pin, and those that were written ahead. Returns them.
+    async fn add_stored(&self, keys: BTreeSet<BlockKey>, pin: &SharedPin) -> Result<BTreeSet<BlockKey>, PinError> {
+        let ahead = self.ahead.take(&keys).await;
+        let is_withheld = |written: &WrittenObject| is_withheld(&self.is_withheld, &written.object.key);
+        let (withheld, ahead): (Vec<_>, Vec<_>) = ahead.into_iter().partition(is_withheld);
+        self.shared.discard(withheld.into_iter().map(|written| written.object).collect()).await;
+        let mut stored = BTreeSet::new();
+        if !ahead.is_empty() {
+            stored.extend(self.shared.commit(ahead, Some(pin)).await?);
+        }
+        let others: Vec<BlockKey> = keys.difference(&stored).copied().collect();
+        if !others.is_empty() {
+            stored.extend(self.shared.add_members(others, pin).await?);
+        }
+        Ok(stored)
     }
 
     /// The block of an item that is not in the shared storage.
@@ -378,16 +441,6 @@ impl Part {
 /// The pin of an attempt in the site's index.
 pub(super) fn shared_pin(attempt: &PinAttempt) -> Option<SharedPin> {
     Some(SharedPin { id: attempt.id(), root: *attempt.root()?, losses: attempt.losses() })
-}
-
-fn encode(blocks: &[(BlockKey, Block)], zstd: CompressionOptions) -> Result<Vec<SharedBlock>, StoreError> {
-    let mut encoder = Encoder::new(zstd).map_err(|error| StoreError::Io(error.to_string().into()))?;
-    let encoded = blocks.iter().map(|(key, block)| {
-        let (_, pieces) = encoder.encode_in_pieces(block);
-        let stored = Stored::read(pieces.concat().into());
-        Ok(SharedBlock { key: *key, stored: stored.map_err(|error| StoreError::Io(error.to_string().into()))? })
-    });
-    encoded.collect()
 }
 
 fn failure(error: PinError) -> MemberFailure {

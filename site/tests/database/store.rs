@@ -4,9 +4,10 @@ use crate::blocks::{folder, index};
 use crate::support::{Postgres, until};
 use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
+use cache::pins::PinAttempt;
 use cache::{BlockStore, Evict, Held, PinError, PinState, StoreError, raw_cid};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, codec, hashes};
-use futures::StreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _};
 use objects::Objects;
 use services::pinning::coordination::{Claims, SingleService};
 use site::blocks::{ObjectId, SharedBlocks};
@@ -15,7 +16,7 @@ use site::store::reconcile::{ReconcileError, ReconcileProgress, SLOTS};
 use site::store::{SiteStore, SiteStoreOptions};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -78,7 +79,18 @@ impl Site {
     }
 
     async fn objects(&self) -> usize {
-        folder(&self.dir).list("v1/").count().await
+        self.names().await.len()
+    }
+
+    /// The names of all objects.
+    async fn names(&self) -> BTreeSet<String> {
+        let objects = folder(&self.dir);
+        let listed = objects.list("v1/").map_ok(|listed| listed.name).try_collect();
+        listed.await.expect("is listed")
+    }
+
+    async fn pending_objects(&self) -> u64 {
+        self.shared().await.figures().await.expect("are read").pending_objects
     }
 
     /// Waits until so many blocks are cached in the storage.
@@ -113,6 +125,26 @@ impl Gateway {
             }
         }
         true
+    }
+
+    /// Puts blocks under a temporary pin, as an upload does, until all of them are written ahead.
+    async fn upload(&self, site: &Site, blocks: &[Block]) -> Arc<PinAttempt> {
+        let temporary = self.store().begin_temporary_pin().await.expect("begins");
+        for block in blocks {
+            self.store().put_member(block, &temporary).await.expect("is put");
+        }
+        self.store().written().await.expect("is written");
+        until("they are written ahead", async || site.objects().await == blocks.len()).await;
+        temporary
+    }
+
+    /// Pins blocks that are on the own disk.
+    async fn pin_held(&self, blocks: &[Block]) -> Result<cache::PinSummary, PinError> {
+        let attempt = self.store().begin_pin(*blocks[0].cid(), None).await.expect("begins");
+        for block in blocks {
+            self.store().put_held_member(*block.cid(), &attempt).await?;
+        }
+        self.store().finish_pin(attempt).await
     }
 
     async fn state(&self, root: &Cid) -> Option<PinState> {
@@ -201,7 +233,8 @@ async fn a_temporary_pin_is_that_of_the_own_disk() {
         one.store().put_member(block, &temporary).await.expect("is put");
     }
     one.store().written().await.expect("is written");
-    assert!(one.has_all(&upload).await && site.objects().await == 0);
+    assert!(one.has_all(&upload).await);
+    assert!(site.shared().await.locate(&keys(&upload)).await.expect("is read").is_empty(), "it is not pinned yet");
     let attempt = one.store().begin_pin(*upload[0].cid(), None).await.expect("begins");
     for block in &upload {
         one.store().put_held_member(*block.cid(), &attempt).await.expect("is put");
@@ -231,6 +264,68 @@ async fn a_temporary_pin_is_that_of_the_own_disk() {
     assert!(one.store().remove_pin(upload[1].cid()).await.expect("is removed"));
     let root_only = other.pin(&upload[3..]).await.expect("is pinned");
     assert_eq!(root_only.blocks, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_is_written_ahead_of_its_pin() {
+    let site = Site::caching(0).await;
+    let (one, other) = (site.gateway().await, site.gateway().await);
+    let upload = blocks("upload", 100);
+    let temporary = one.upload(&site, &upload).await;
+    let ahead = site.names().await;
+    assert_eq!(site.pending_objects().await, 100);
+    assert!(!other.has_all(&upload[..1]).await, "it is no block's object yet");
+    let (needed, rest) = upload.split_at(98);
+    assert_eq!(one.pin_held(needed).await.expect("is pinned").blocks, 98);
+    assert!(other.has_all(needed).await);
+    assert_eq!(site.names().await, ahead, "nothing was written again");
+    one.store().release(&temporary);
+    until("the rest is deleted", async || site.pending_objects().await == 0).await;
+    assert_eq!(site.objects().await, 98);
+    assert!(!other.has_all(rest).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_without_a_pin_leaves_nothing_in_the_storage() {
+    let site = Site::caching(0).await;
+    let gateway = site.gateway().await;
+    let temporary = gateway.upload(&site, &blocks("upload", 20)).await;
+    gateway.store().release(&temporary);
+    until("it is deleted", async || site.pending_objects().await == 0).await;
+    assert_eq!(site.objects().await, 0);
+}
+
+/// An upload may take longer than objects may be pending.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_swept_is_written_again_when_it_is_pinned() {
+    let site = Site::caching(0).await;
+    let (one, other) = (site.gateway().await, site.gateway().await);
+    let upload = blocks("upload", 20);
+    let temporary = one.upload(&site, &upload).await;
+    let ahead = site.names().await;
+    site.shared().await.with_pending_age(Duration::ZERO).sweep().await.expect("sweeps");
+    assert_eq!(site.objects().await, 0);
+    assert_eq!(one.pin_held(&upload).await.expect("is pinned").blocks, 20);
+    one.store().release(&temporary);
+    assert!(other.has_all(&upload).await && site.names().await.is_disjoint(&ahead));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_withheld_after_it_was_written_ahead_is_not_pinned() {
+    let site = Site::caching(0).await;
+    let gateway = site.gateway().await;
+    let (upload, is_denied) = (blocks("upload", 5), Arc::new(AtomicBool::new(false)));
+    gateway.store().set_is_withheld(Box::new({
+        let (withheld, is_denied) = (key(&upload[3]), Arc::clone(&is_denied));
+        move |key| *key == withheld && is_denied.load(Ordering::SeqCst)
+    }));
+    let temporary = gateway.upload(&site, &upload).await;
+    is_denied.store(true, Ordering::SeqCst);
+    let failed = gateway.pin_held(&upload).await.expect_err("a block of it is withheld");
+    assert!(matches!(failed, PinError::Blocks(_)), "{failed}");
+    gateway.store().release(&temporary);
+    until("it is deleted", async || site.pending_objects().await == 0).await;
+    assert!(!site.shared().await.locate(&keys(&upload)).await.expect("is read").contains_key(&key(&upload[3])));
 }
 
 /// Several pins at the same time, each block of which is written once.

@@ -95,19 +95,24 @@ fn dag(root: u64) -> Vec<u64> {
 /// What a gateway does, until it has done it, fails, or stops.
 fn work(shared: SharedBlocks, random: &mut Random, pinned: Arc<AtomicUsize>) -> BoxFuture<'static, ()> {
     let (number, what) = (random.below(BLOCKS), random.below(100));
-    let by_one = random.chance(50);
+    let (by_one, ahead) = (random.chance(50), random.chance(30));
     let slot = ObjectId { key: key(number), generation: 0 }.slot();
     let cached_bytes_max = random.below(400);
     async move {
         match what {
             0..40 => {
-                if pin(&shared, number, by_one).await.is_ok() {
+                if pin(&shared, number, by_one, ahead).await.is_ok() {
                     pinned.fetch_add(1, Ordering::Relaxed);
                 }
             }
             40..55 => _ = shared.remove_pin(root(number), None).await,
             55..65 => while let Ok(true) = shared.release_members().await {},
-            65..72 => _ = shared.put(vec![block(number)], None).await,
+            65..70 => _ = shared.put(vec![block(number)], None).await,
+            70..72 => {
+                if let Ok(written) = shared.write_pending(vec![block(number)]).await {
+                    shared.discard(written.iter().map(|written| written.object).collect()).await;
+                }
+            }
             72..80 => _ = read(&shared, number).await,
             80..85 => _ = shared.evict(cached_bytes_max, usize::MAX).await,
             85..87 => _ = shared.evict_unpinned(&[key(number), key((number + 1) % BLOCKS)]).await,
@@ -119,9 +124,14 @@ fn work(shared: SharedBlocks, random: &mut Random, pinned: Arc<AtomicUsize>) -> 
     .boxed()
 }
 
-async fn pin(shared: &SharedBlocks, number: u64, by_one: bool) -> Result<(), PinError> {
-    let attempt = shared.begin_pin(root(number), None).await?;
+/// `ahead`: blocks are written before the pin has begun, as those of an upload are, and may not be needed.
+async fn pin(shared: &SharedBlocks, number: u64, by_one: bool, ahead: bool) -> Result<(), PinError> {
     let blocks: Vec<SharedBlock> = dag(number).into_iter().map(block).collect();
+    let written = if ahead { shared.write_pending(blocks.clone()).await? } else { Vec::new() };
+    let attempt = shared.begin_pin(root(number), None).await?;
+    if !written.is_empty() {
+        shared.commit(written, Some(&attempt)).await?;
+    }
     let puts = if by_one { blocks.into_iter().map(|block| vec![block]).collect() } else { vec![blocks] };
     for blocks in puts {
         shared.put(blocks, Some(&attempt)).await?;

@@ -1,8 +1,8 @@
 //! [`Writer`]: writes blocks to the shared storage in batches, in the background.
 //!
 //! Goals: batches become larger when the storage is slow: while one of a pin is written, its next one is gathered; a
-//! batch is not begun for a first block when the others follow at once; memory is bounded in bytes, and cached blocks never delay those of pins; a pin is completed only after every member
-//! of it was written.
+//! batch is not begun for a first block when the others follow at once; memory is bounded in bytes, and cached blocks
+//! never delay those of pins; a pin is completed only after every member of it was written.
 //!
 //! Non-goals: whether a block is stored, and in which steps it becomes so ([`SharedBlocks`]).
 
@@ -31,7 +31,7 @@ const BATCH_BLOCKS: usize = 256;
 const PART_BYTES: usize = 8 << 20;
 /// Batches that are written at the same time, each for another pin.
 const BATCHES: usize = 4;
-/// How long a batch is gathered that is not full and that nobody waits for: blocks of a DAG that is on the own disk
+/// How long a batch is gathered that is not full and not waited for: blocks of a DAG that is on the own disk
 /// follow each other within microseconds.
 const GATHER_TIME: Duration = Duration::from_millis(5);
 
@@ -236,7 +236,7 @@ fn is_same(one: &Attempt, other: &Attempt) -> bool {
 impl Task {
     async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
         let mut is_open = true;
-        // What is queued is written although nobody puts anything any more.
+        // What is queued is written also when nothing more is put.
         while is_open || !self.batches.is_empty() {
             let next_due = self.next_due();
             tokio::select! {

@@ -23,6 +23,8 @@ use tokio::sync::Semaphore;
 const BATCH: u32 = 256;
 /// Objects that are written, read or deleted at the same time, for one call.
 const CONCURRENCY: usize = 16;
+/// Deletions that fail one after the other until no further ones are tried.
+const FAILURES_MAX: usize = 16;
 /// Blocks that are searched for in the storage at the same time, for all calls: each lists names.
 const SEARCHES: usize = 8;
 /// Those that are searched for or wait for it. More are not searched for.
@@ -310,10 +312,10 @@ impl SharedBlocks {
     }
 
     /// Deletes objects that were written or attempted to, and that are not those of blocks: no commit of them was asked
-    /// for, or it has said so. If that fails, they are swept later.
+    /// for, or it has said so. Those with which that fails are swept later.
     pub async fn discard(&self, objects: Vec<ObjectId>) {
         if let Err(error) = self.delete(objects).await {
-            tracing::debug!(%error, "objects that are not needed could not be deleted, and are swept later");
+            tracing::debug!(%error, "some objects that are not needed could not be deleted, and are swept later");
         }
     }
 
@@ -512,13 +514,33 @@ impl SharedBlocks {
         objects::require_marker(&*self.objects, &self.mark).await.map_err(unavailable)
     }
 
-    /// Deletes pending objects.
+    /// Deletes pending objects. Goes on after a failure, unless the index cannot be reached or the storage fails again
+    /// and again.
     async fn delete(&self, objects: Vec<ObjectId>) -> Result<(), StoreError> {
-        if objects.is_empty() {
-            return Ok(());
+        let (mut failure, mut in_succession) = (None, 0);
+        for batch in objects.chunks(BATCH as usize) {
+            let deletions = batch.iter().map(|object| self.delete_object(*object).boxed()).collect::<Vec<_>>();
+            let mut results = stream::iter(deletions).buffered(CONCURRENCY);
+            let (mut objects, mut deleted) = (batch.iter(), Vec::new());
+            while in_succession < FAILURES_MAX
+                && let (Some(object), Some(result)) = (objects.next(), results.next().await)
+            {
+                match result {
+                    Ok(()) => {
+                        deleted.push(*object);
+                        in_succession = 0;
+                    }
+                    Err(error) => {
+                        failure = Some(error);
+                        in_succession += 1;
+                    }
+                }
+            }
+            if !deleted.is_empty() {
+                self.index.remove_pending(deleted).await?;
+            }
         }
-        concurrently(objects.iter().map(|object| self.delete_object(*object).boxed()).collect()).await?;
-        self.index.remove_pending(objects).await
+        failure.map_or(Ok(()), Err)
     }
 
     async fn delete_object(&self, object: ObjectId) -> Result<(), StoreError> {

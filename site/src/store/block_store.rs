@@ -146,6 +146,8 @@ impl Inner {
         let on_disk = self.disk.evict(keys.clone(), which).await?;
         // What is queued is written before, so that it is not written after.
         self.writer.written(Which::All).await?;
+        let withheld = keys.iter().copied().filter(|key| self.is_withheld(key)).collect();
+        self.ahead.discard(&withheld).await;
         let shared = match which {
             Evict::Unpinned => self.shared.evict_unpinned(&keys).await?,
             Evict::Everything => {
@@ -187,8 +189,13 @@ impl Inner {
 
     async fn close(&self) -> Result<(), StoreError> {
         self.writer.close();
-        // Pins that were not acknowledged are resumed, here or elsewhere.
-        _ = tokio::time::timeout(CLOSE_TIMEOUT, self.writer.written(Which::All)).await;
+        self.ahead.close();
+        let ending = async {
+            // Pins that were not acknowledged are resumed, here or elsewhere.
+            _ = self.writer.written(Which::All).await;
+            self.ahead.ended().await;
+        };
+        _ = tokio::time::timeout(CLOSE_TIMEOUT, ending).await;
         self.upkeep.abort();
         self.disk.close().await
     }

@@ -285,6 +285,52 @@ async fn an_upload_is_written_ahead_of_its_pin() {
     assert!(!other.has_all(rest).await);
 }
 
+/// A pin that begins while blocks are queued and being written.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_is_pinned_at_once_leaves_one_object_for_each_block() {
+    let site = Site::caching(0).await;
+    let (one, other) = (site.gateway().await, site.gateway().await);
+    let upload = blocks("upload", 600);
+    let temporary = one.store().begin_temporary_pin().await.expect("begins");
+    for block in &upload {
+        one.store().put_member(block, &temporary).await.expect("is put");
+    }
+    one.store().written().await.expect("is written");
+    assert_eq!(one.pin_held(&upload).await.expect("is pinned").blocks, 600);
+    one.store().release(&temporary);
+    until("what is not needed is deleted", async || site.pending_objects().await == 0).await;
+    until("it is deleted", async || site.objects().await == 600).await;
+    assert!(other.has_all(&upload).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_down_deletes_what_was_written_ahead() {
+    let site = Site::caching(0).await;
+    let gateway = site.gateway().await;
+    let (upload, is_denied) = (blocks("upload", 5), Arc::new(AtomicBool::new(false)));
+    gateway.store().set_is_withheld(Box::new({
+        let (withheld, is_denied) = (key(&upload[3]), Arc::clone(&is_denied));
+        move |key| *key == withheld && is_denied.load(Ordering::SeqCst)
+    }));
+    let temporary = gateway.upload(&site, &upload).await;
+    let evict = async || gateway.store().evict(keys(&upload[3..]), Evict::Everything).await.expect("evicts");
+    evict().await;
+    assert_eq!(site.objects().await, 5, "it is not withheld yet");
+    is_denied.store(true, Ordering::SeqCst);
+    evict().await;
+    until("one is deleted", async || (site.objects().await, site.pending_objects().await) == (4, 4)).await;
+    gateway.store().release(&temporary);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_deletes_what_was_written_ahead() {
+    let site = Site::caching(0).await;
+    let gateway = site.gateway().await;
+    let _temporary = gateway.upload(&site, &blocks("upload", 300)).await;
+    gateway.store().close().await.expect("closes");
+    assert_eq!((site.objects().await, site.pending_objects().await), (0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_without_a_pin_leaves_nothing_in_the_storage() {
     let site = Site::caching(0).await;

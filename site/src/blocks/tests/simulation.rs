@@ -347,3 +347,33 @@ fn no_order_of_steps_loses_a_pinned_block_or_leaves_an_object_behind() {
 fn what_the_storage_loses_is_found_and_is_no_more_part_of_a_complete_pin() {
     run_schedules(true);
 }
+
+/// Deletions that fail leave their own objects only, and few are tried when all of them fail.
+#[test]
+fn discarding_goes_on_after_a_failure() {
+    let Simulation { services, shared, .. } = Simulation::new(1, false);
+    let all: Vec<SharedBlock> = (0..BLOCKS).map(block).collect();
+    let write = || Simulation::complete(&services, shared.write_pending(all.clone())).expect("are written");
+    let written: Vec<ObjectId> = (0..40).flat_map(|_| write()).map(|written| written.object).collect();
+    // With the mark of the storage.
+    let left = || services.with(|state| (state.pending.len(), state.objects.len() - 1));
+    assert_eq!(left(), (280, 280));
+    let poll = |task: std::pin::Pin<&mut dyn Future<Output = ()>>| {
+        task.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    };
+    let mut refused = std::pin::pin!(shared.discard(written.clone()));
+    let mut requests = 0;
+    while !poll(refused.as_mut()) {
+        services.carry_out(0, Fate::Refused);
+        requests += 1;
+    }
+    assert!(requests < 40 && left() == (280, 280), "{requests}");
+    while services.waiting() > 0 {
+        services.carry_out(0, Fate::Refused);
+    }
+    let mut discarding = std::pin::pin!(shared.discard(written));
+    assert!(!poll(discarding.as_mut()));
+    services.carry_out(0, Fate::Refused);
+    Simulation::complete(&services, discarding);
+    assert_eq!(left(), (1, 1));
+}

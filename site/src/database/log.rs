@@ -1,4 +1,4 @@
-//! [`DatabaseLog`]: a log of changes of metadata records, in the database of a site, which has two of them
+//! [`DatabaseLog`]: a log of changes of metadata records, in the database of a site, which has three of them
 //! ([`LogKind`]).
 //!
 //! Goals: an append is one statement, which is one transaction and one round trip; it moves the log only from the entry
@@ -62,6 +62,8 @@ pub enum LogKind {
     Pins,
     /// The log of the rules and tokens of all gateways.
     Control,
+    /// The log of the IPNS keys and published names of all gateways.
+    Names,
 }
 
 impl LogKind {
@@ -70,6 +72,7 @@ impl LogKind {
         match self {
             Self::Pins => "log",
             Self::Control => "control",
+            Self::Names => "names",
         }
     }
 
@@ -78,6 +81,7 @@ impl LogKind {
         match self {
             Self::Pins => ["log_head", "log_entry", "record"],
             Self::Control => ["control_head", "control_entry", "control_record"],
+            Self::Names => ["name_head", "name_entry", "name_record"],
         }
     }
 }
@@ -178,6 +182,11 @@ impl LogOptions {
     /// Those of the log of rules and tokens. Its changes are rare, and an entry of a deep take-down is large.
     pub fn control() -> Self {
         Self { kind: LogKind::Control, entries_kept: 1_024 }
+    }
+
+    /// Those of the log of keys and names, whose entries are small.
+    pub fn names() -> Self {
+        Self { kind: LogKind::Names, entries_kept: 1_024 }
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `log_entry` | each of the latest entries: the keys that it has changed, and their contents; null: removed |
 //! | `record` | each record as of the latest entry |
 //! | `control_head`, `control_entry`, `control_record` | the same of the log of the site's rules and tokens |
+//! | `name_head`, `name_entry`, `name_record` | the same of the log of the site's IPNS keys and published names |
 //! | `claim` | each root that a gateway works on, or whose work a gateway has left behind |
 //! | `site` | what tells these tables from others of the same name, and whether the storage is marked with it (one row) |
 //! | `gateway` | each gateway, with its lease |
@@ -26,7 +27,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 /// The statements that bring the tables from each version to the next. A released one never changes.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 7] = [
     "
     CREATE TABLE log_head (
         single boolean PRIMARY KEY DEFAULT true CHECK (single),
@@ -442,6 +443,12 @@ const MIGRATIONS: [&str; 6] = [
         RETURN QUERY SELECT key, generation FROM pending_object WHERE generation = ANY(registered);
     END
     $$;
+",
+    "
+    CREATE TABLE name_head (LIKE log_head INCLUDING ALL) WITH (fillfactor = 10);
+    INSERT INTO name_head (position, tag) VALUES (0, 0);
+    CREATE TABLE name_entry (LIKE log_entry INCLUDING ALL);
+    CREATE TABLE name_record (LIKE record INCLUDING ALL);
 ",
 ];
 /// Migrations last as long as they need, and other gateways wait for them.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_logs_of_a_site_are_logs_of_metadata() {
-    for options in [LogOptions::default(), LogOptions::control()] {
+    for options in [LogOptions::default(), LogOptions::control(), LogOptions::names()] {
         check_contract(options).await;
     }
 }
@@ -31,7 +31,7 @@ async fn check_contract(log_options: LogOptions) {
     log_suite::check_all(&open_members).await;
 }
 
-/// Neither log of a site has the entries, the records or the notifications of the other.
+/// No log of a site has the entries, the records or the notifications of another.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_logs_of_a_site_are_independent() {
     let server = Postgres::start().await;
@@ -39,7 +39,11 @@ async fn the_logs_of_a_site_are_independent() {
     let (pins, control) = (server.open("two").await, open_with(&options, LogOptions::control()).await);
     let at_pins = appended(&pins, LogPosition::default(), vec![put("key", "a pin")]).await;
     let at_control = appended(&control, LogPosition::default(), vec![put("key", "a rule")]).await;
-    for (log, position, content) in [(&pins, at_pins, "a pin"), (&control, at_control, "a rule")] {
+    let names = open_with(&options, LogOptions::names()).await;
+    let at_names = appended(&names, LogPosition::default(), vec![put("key", "a name")]).await;
+    for (log, position, content) in
+        [(&pins, at_pins, "a pin"), (&control, at_control, "a rule"), (&names, at_names, "a name")]
+    {
         assert_eq!(append(log, position, vec![]).await, Appended::At(position));
         assert_eq!(records(log), [("key".to_owned(), content.to_owned())]);
         let latest = log.watch().expect("others may append");

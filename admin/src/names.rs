@@ -14,7 +14,7 @@
 //! Times are seconds since the Unix epoch.
 
 use crate::http::answer::{Answer, ApiError, json};
-use crate::http::error_responses::{BadRequest, DiskFailed};
+use crate::http::error_responses::{BadRequest, DiskFailed, SiteUnavailable};
 use crate::http::extract::Audited;
 use crate::http::parameters::read_body;
 use api::error::ErrorView;
@@ -26,8 +26,9 @@ use axum::http::StatusCode;
 use bytes::Bytes;
 use cid::multibase::Base;
 use p2p_bridge::names::key_format::{FormatError, KeyFormat, KeyKind};
-use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
+use p2p_bridge::names::keystore::{KeyError, KeyInfo, SELF};
 use p2p_bridge::names::publish::{PublishError, Published, Publisher};
+use p2p_bridge::names::store::NameStore;
 use services::audit::ResponseDetail;
 use services::views::keys;
 use std::sync::Arc;
@@ -91,10 +92,10 @@ fn format(text: Option<String>) -> Result<Option<KeyFormat>, ApiError> {
     Ok(text.map(|text| text.parse()).transpose()?)
 }
 
-/// Runs `work` on the keystore on a thread where it may block.
+/// Runs `work` on the keys on a thread where it may block.
 async fn with_keys<T: Send + 'static>(
     names: &Names,
-    work: impl FnOnce(&Keystore) -> Result<T, KeyError> + Send + 'static,
+    work: impl FnOnce(&NameStore) -> Result<T, KeyError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let publisher = Arc::clone(&names.publisher);
     let done = tokio::task::spawn_blocking(move || {
@@ -116,7 +117,8 @@ async fn list_keys(State(names): State<Names>) -> Answer {
 /// Creates a key.
 #[utoipa::path(post, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = CreateKey, content_type = "application/json"),
-    responses((status = 201, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed))]
+    responses((status = 201, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed,
+        SiteUnavailable))]
 async fn create_key(State(names): State<Names>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let CreateKey { name, kind } = read_body(&body)?;
     audit_context.note(&serde_json::json!({ "name": name }));
@@ -128,7 +130,8 @@ async fn create_key(State(names): State<Names>, Audited(audit_context): Audited,
 /// Imports a key.
 #[utoipa::path(post, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = ImportKey, content_type = "application/json"),
-    responses((status = 201, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed))]
+    responses((status = 201, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed,
+        SiteUnavailable))]
 async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
     let ImportKey { name, key, format: text } = read_body(&body)?;
     let format = format(text)?.unwrap_or_else(|| KeyFormat::guess(key.as_bytes()));
@@ -144,7 +147,8 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
 #[utoipa::path(post, path = "/api/v1/names/keys/{name}/export", tag = "names", security(("bearer" = ["operate"])),
     params(("name" = String, Path, description = "The name of the key")),
     request_body(content = ExportKey, content_type = "application/json"),
-    responses((status = 200, description = "The key", body = ExportedKey), BadRequest, DiskFailed))]
+    responses((status = 200, description = "The key", body = ExportedKey), BadRequest, KeyConflict,
+        DiskFailed))]
 async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
     let ExportKey { format: text } = read_body(&body)?;
     let format = format(text)?.unwrap_or_default();
@@ -161,7 +165,8 @@ async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: 
 #[utoipa::path(post, path = "/api/v1/names/keys/{name}/rename", tag = "names", security(("bearer" = ["operate"])),
     params(("name" = String, Path, description = "The name of the key")),
     request_body(content = RenameKey, content_type = "application/json"),
-    responses((status = 200, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed))]
+    responses((status = 200, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed,
+        SiteUnavailable))]
 async fn rename_key(
     State(names): State<Names>,
     Audited(audit_context): Audited,
@@ -177,7 +182,8 @@ async fn rename_key(
 /// Deletes a key and stops publishing its name.
 #[utoipa::path(delete, path = "/api/v1/names/keys/{name}", tag = "names", security(("bearer" = ["operate"])),
     params(("name" = String, Path, description = "The name of the key")),
-    responses((status = 200, description = "The deleted key", body = KeyView), BadRequest, DiskFailed))]
+    responses((status = 200, description = "The deleted key", body = KeyView), BadRequest, KeyConflict,
+        DiskFailed, SiteUnavailable))]
 async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Answer {
     let removed = names.publisher.remove_key(&name).await?;
     Ok(json(StatusCode::OK, &keys::key(removed)))
@@ -185,7 +191,8 @@ async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Ans
 
 /// Deletes the key with the name "import".
 #[utoipa::path(delete, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
-    responses((status = 200, description = "The deleted key", body = KeyView), BadRequest, DiskFailed))]
+    responses((status = 200, description = "The deleted key", body = KeyView), BadRequest, KeyConflict,
+        DiskFailed, SiteUnavailable))]
 async fn remove_key_import(names: State<Names>) -> Answer {
     remove_key(names, Path("import".to_owned())).await
 }
@@ -207,7 +214,7 @@ async fn list_published(State(names): State<Names>) -> Answer {
 #[utoipa::path(post, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = Publish, content_type = "application/json"),
     responses((status = 200, description = "The published name", body = PublishedView), BadRequest, KeyConflict,
-        DiskFailed))]
+        DiskFailed, SiteUnavailable))]
 async fn publish(State(names): State<Names>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let Publish { path, key, lifetime_seconds, ttl_seconds } = read_body(&body)?;
     let key = key.unwrap_or_else(|| SELF.to_owned());
@@ -229,6 +236,7 @@ mod tests {
     use axum::extract::Request;
     use http_body_util::BodyExt as _;
     use p2p_bridge::names::NamesOptions;
+    use p2p_bridge::names::keystore::Keystore;
     use p2p_bridge::options::PublishOptions;
     use prometheus_client::registry::Registry;
     use serde_json::Value;
@@ -239,10 +247,10 @@ mod tests {
     fn api(dir: &std::path::Path) -> Router {
         let registry = &mut Registry::default();
         let names = p2p_bridge::Names::new(NamesOptions { offline: true, ..NamesOptions::default() }, None, registry);
-        let keys = Arc::new(Keystore::open(dir, PUBLISH_TIMEOUT).expect("opens"));
+        let keys = NameStore::open(dir, Keystore::open(dir, PUBLISH_TIMEOUT).expect("opens"), None).expect("opens");
         let names = names.expect("good options");
-        let publisher = Publisher::start(PublishOptions::default(), dir, keys, names, Vec::new(), registry);
-        routes(Arc::new(publisher.expect("starts"))).into()
+        let publisher = Publisher::start(PublishOptions::default(), keys, names, Vec::new(), registry);
+        routes(Arc::new(publisher)).into()
     }
 
     async fn ask(api: &Router, request: Request<Body>) -> (u16, Value) {

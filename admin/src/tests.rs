@@ -17,6 +17,7 @@ use gateway::listen::connection::Connection;
 use http_body_util::BodyExt as _;
 use p2p_bridge::names::NamesOptions;
 use p2p_bridge::names::keystore::Keystore;
+use p2p_bridge::names::store::NameStore;
 use p2p_bridge::options::PublishOptions;
 use serde_json::{Value, json};
 use services::access::authenticator;
@@ -130,10 +131,10 @@ fn uploads(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>, data_dir: &std::path::
 fn publisher(dir: &std::path::Path) -> (Arc<p2p_bridge::Names>, Arc<Publisher>) {
     let registry = &mut Registry::default();
     let names = p2p_bridge::Names::new(NamesOptions { offline: true, ..NamesOptions::default() }, None, registry);
-    let keys = Arc::new(Keystore::open(dir, Duration::ZERO).expect("opens"));
+    let keys = NameStore::open(dir, Keystore::open(dir, Duration::ZERO).expect("opens"), None).expect("opens");
     let names = names.expect("good options");
-    let publisher = Publisher::start(PublishOptions::default(), dir, keys, Arc::clone(&names), Vec::new(), registry);
-    (names, Arc::new(publisher.expect("starts")))
+    let publisher = Publisher::start(PublishOptions::default(), keys, Arc::clone(&names), Vec::new(), registry);
+    (names, Arc::new(publisher))
 }
 
 impl Listener {

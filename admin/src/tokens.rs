@@ -10,7 +10,7 @@
 //! | `GET /api/v1/audit?limit=` | lists the latest audit entries, the newest first |
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
-use crate::http::error_responses::{BadParameters, BadRequest, DiskFailed};
+use crate::http::error_responses::{BadParameters, BadRequest, DiskFailed, SiteUnavailable};
 use crate::http::extract::{Audited, Authenticated};
 use crate::http::parameters::{Parameters, read_body};
 use api::audit::AuditView;
@@ -38,15 +38,6 @@ const BODY_BYTES_MAX: usize = 16 * 1024;
 #[derive(IntoResponses)]
 #[response(status = 409, description = "Another token has the name")]
 pub struct NameTaken(pub ErrorView);
-
-/// 503: the tokens of the site cannot be changed now.
-#[derive(IntoResponses)]
-#[response(
-    status = 503,
-    description = "The database of the site cannot be reached, too many changes wait, the gateway is stopping, or the \
-    audit log cannot be written. Repeat the request"
-)]
-pub struct SiteUnavailable(pub ErrorView);
 
 #[derive(Clone)]
 struct Access {

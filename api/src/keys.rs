@@ -14,6 +14,9 @@ pub struct KeyView {
     /// The type of the key.
     #[serde(rename = "type")]
     pub kind: String,
+    /// Whether it is a key of all gateways of the site, and not of this one alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_site: bool,
 }
 
 /// The record that is published with a key.

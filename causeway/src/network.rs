@@ -12,8 +12,8 @@ use gateway::routing_v1::{self, Routing};
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::member_lookup::MemberAddress;
 use p2p_bridge::member_lookup::server::{Answering, OpenSession as OpenMemberSession};
-use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::{self, Publisher};
+use p2p_bridge::names::store::NameStore;
 use p2p_bridge::names::{Names, NamesOptions};
 use p2p_bridge::network_policy::NetworkPolicy;
 use p2p_bridge::options::ServeTo;
@@ -186,23 +186,19 @@ impl Network {
     }
 
     /// The publisher of names, which continues to republish earlier ones.
-    ///
-    /// # Errors
-    /// When the published records cannot be read.
-    pub async fn publisher(
+    pub fn publisher(
         &self,
         loaded: &Loaded,
-        keys: Keystore,
+        keys: NameStore,
         names: &Arc<Names>,
         registry: &mut Registry,
-    ) -> anyhow::Result<Arc<Publisher>> {
+    ) -> Arc<Publisher> {
         let targets = match self {
             Self::Offline(_) => Vec::new(),
             Self::Online(bridge) => publish::targets(bridge),
         };
-        let (options, dir) = (p2p::publish_options(loaded), p2p::state_dir(&loaded.config.data_dir));
-        let started = Publisher::start(options, &dir, Arc::new(keys), Arc::clone(names), targets, registry);
-        Ok(Arc::new(started.map_err(|error| loaded.error("data_dir", error.to_string()))?))
+        let options = p2p::publish_options(loaded);
+        Arc::new(Publisher::start(options, keys, Arc::clone(names), targets, registry))
     }
 
     /// The network, unless the node is offline.

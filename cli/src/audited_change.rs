@@ -5,6 +5,7 @@
 //! Non-goals: commands that read, check, repair or export blocks. What `store repair` releases on request is logged.
 
 use p2p_bridge::names::keystore::KeyError;
+use p2p_bridge::names::publish::PublishError;
 use serde_json::{Value, json};
 use services::access::token_store::TokenStoreError;
 use services::audit::LocalChange;
@@ -63,9 +64,17 @@ impl AuditedChange {
     }
 }
 
+/// The error of a key because of which a name was not published or removed.
+fn key_error(error: &PublishError) -> Option<&KeyError> {
+    match error {
+        PublishError::Key(error) => Some(error),
+        _ => None,
+    }
+}
+
 /// The status with which the admin API would answer an error; 500 for errors without one.
 fn status(error: &anyhow::Error) -> u16 {
     let of_token = error.downcast_ref::<TokenStoreError>().map(TokenStoreError::status);
-    let of_key = || error.downcast_ref::<KeyError>().map(keys::status);
+    let of_key = || error.downcast_ref::<KeyError>().or_else(|| key_error(error.downcast_ref()?)).map(keys::status);
     of_token.or_else(of_key).map_or(500, |status| status.as_u16())
 }

@@ -2,7 +2,10 @@
 //!
 //! A running node holds the lock of the keys, and commands use its admin API. Without a running node, a command takes
 //! the lock and works on the files. The output is the same. `key export` always reads the file: a private key is never
-//! sent over a connection.
+//! sent to or by a gateway.
+//!
+//! If the gateways of a site share names (`site.names`), commands without a running node work on the database of the
+//! site as well, where private keys are encrypted.
 
 use crate::audited_change::AuditedChange;
 use crate::options::NodeOptions;
@@ -14,20 +17,25 @@ use anyhow::{Context as _, bail};
 use api::keys::{CreateKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey};
 use cid::multibase::Base;
 use clap::Subcommand;
-use config::{Flags, Loaded};
+use config::{Flags, Loaded, SiteNames};
 use http::Method;
 use p2p_bridge::names::key_format::{KEY_BYTES_MAX, KeyFormat, KeyKind};
 use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
-use p2p_bridge::names::publish::{self, KnownRecords, PublicationStore, Published, Terms};
+use p2p_bridge::names::publish::{self, KnownRecords, Published, Terms};
+use p2p_bridge::names::shared::SharedNames;
+use p2p_bridge::names::store::NameStore;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use services::name_log::{NameCipher, NameLog};
 use services::p2p;
+use services::pinning::coordination::SingleService;
 use services::views;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long to wait for another command that holds the lock of the keys.
@@ -38,7 +46,9 @@ const KEY_HELP: &str = "An IPNS name is the ID of a key: the owner of the privat
     Exported keys are compatible with Kubo:\n\
     \x20 causeway key export site -o site.key        ipfs key import site site.key\n\
     \x20 ipfs key export blog -o blog.key            causeway key import blog blog.key\n\n\
-    While a node runs on the data folder, it makes the changes; otherwise the command changes the files.";
+    While a node runs on the data folder, it makes the changes; otherwise the command changes the files.\n\n\
+    With site.names = \"shared\", keys are those of all gateways of the site, in its database, except for \"self\" and \
+    keys that a gateway had before. A key can be given by its ID in place of its name.";
 
 const NAME_HELP: &str = "To publish a site under a permanent name:\n\
     \x20 causeway key create site                    prints the name's ID\n\
@@ -218,7 +228,7 @@ impl NameCommand {
 
 /// Where a command runs.
 enum Backend {
-    Files(Keystore, PublicationStore),
+    Files(Arc<NameStore>),
     Node(Remote),
 }
 
@@ -229,13 +239,32 @@ impl Backend {
         }
         let dir = p2p::state_dir(&loaded.config.data_dir);
         match Keystore::open(&dir, LOCK_TIMEOUT) {
-            Ok(keys) => Ok(Self::Files(keys, PublicationStore::open(&dir)?)),
+            Ok(keys) => Ok(Self::Files(Arc::new(NameStore::open(&dir, keys, shared_names(loaded).await?)?))),
             Err(KeyError::InUse { admin_address: Some(word), .. }) => {
                 Ok(Self::Node(connect_local(loaded, node, &word).await?))
             }
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// The keys and published names of the site, if the settings have one that shares them.
+async fn shared_names(loaded: &Loaded) -> anyhow::Result<Option<Arc<dyn SharedNames>>> {
+    let site = &loaded.config.site;
+    if site.names == SiteNames::Own {
+        return Ok(None);
+    }
+    let cipher = NameCipher::read(&site.names_key_file, &site.name);
+    let cipher = cipher.map_err(|reason| loaded.error("site.names_key_file", reason))?;
+    let log = site::open_name_log(site).await.map_err(|error| loaded.error(error.setting, error.reason))?;
+    // A command puts no records.
+    let names = NameLog::open(Arc::new(log), Arc::new(SingleService), cipher).await;
+    Ok(Some(names.map_err(|error| loaded.error(error.setting(), error.to_string()))?))
+}
+
+/// Runs work on a thread where it may block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> anyhow::Result<T> {
+    tokio::task::spawn_blocking(work).await?
 }
 
 /// The result of a command on keys.
@@ -257,11 +286,14 @@ pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
             node.admin().is_none(),
             "a private key is never sent over a connection: run the export on the machine of the data folder"
         );
-        let view = export(loaded, name, *format, output.as_deref())?;
+        let view = export(loaded, name, *format, output.as_deref()).await?;
         return print_view(json, &view, |view| format!("{}\n", view.file));
     }
     let done = match Backend::find(loaded, node).await? {
-        Backend::Files(keys, book) => keys_of_files(&loaded.config.data_dir, &keys, &book, command)?,
+        Backend::Files(keys) => {
+            let data_dir = loaded.config.data_dir.clone();
+            blocking(move || keys_of_files(&data_dir, &keys, command)).await?
+        }
         Backend::Node(remote) => keys_of_node(&remote, command).await?,
     };
     match done {
@@ -270,12 +302,7 @@ pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
     }
 }
 
-fn keys_of_files(
-    data_dir: &Path,
-    keys: &Keystore,
-    book: &PublicationStore,
-    command: KeyCommand,
-) -> anyhow::Result<Done> {
+fn keys_of_files(data_dir: &Path, keys: &NameStore, command: KeyCommand) -> anyhow::Result<Done> {
     let (name, request) = match &command {
         KeyCommand::Create { name, kind, .. } => ("key create", json!({ "name": name, "kind": kind.to_string() })),
         KeyCommand::Import { name, .. } => ("key import", json!({ "name": name })),
@@ -286,17 +313,17 @@ fn keys_of_files(
         }
     };
     let record = AuditedChange::begin(data_dir, name, request)?;
-    let key = record.end(change_key(keys, book, &command).map(views::keys::key), |key| json!(key))?;
+    let key = record.end(change_key(keys, &command).map(views::keys::key), |key| json!(key))?;
     Ok(Done::Key(key))
 }
 
 /// Runs a command that changes a key, and returns the key.
-fn change_key(keys: &Keystore, book: &PublicationStore, command: &KeyCommand) -> anyhow::Result<KeyInfo> {
+fn change_key(keys: &NameStore, command: &KeyCommand) -> anyhow::Result<KeyInfo> {
     Ok(match command {
         KeyCommand::Create { name, kind, .. } => keys.create(name, *kind)?,
         KeyCommand::Import { name, file, format, .. } => keys.import(name, *format, &read(file)?)?,
         KeyCommand::Rename { from, to, .. } => keys.rename(from, to)?,
-        KeyCommand::Remove { name, .. } => publish::remove_key(keys, book, &keys.get(name)?.0)?,
+        KeyCommand::Remove { name, .. } => keys.remove(name)?,
         KeyCommand::List { .. } | KeyCommand::Export { .. } => bail!("this command does not change a key"),
     })
 }
@@ -341,18 +368,19 @@ pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<()> 
     match command {
         NameCommand::Publish { path, key, lifetime, ttl, .. } => {
             let published = match &backend {
-                Backend::Files(keys, book) => {
-                    let (info, keypair) = keys.get(&key)?;
+                Backend::Files(keys) => {
+                    let (reading, name) = (Arc::clone(keys), key.clone());
+                    let (info, _) = blocking(move || Ok(reading.get(&name)?)).await?;
                     let options = p2p::publish_options(loaded);
                     let terms =
                         Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
                     let request = json!({ "key": key, "path": path });
                     let record = AuditedChange::begin(&loaded.config.data_dir, "name publish", request)?;
                     // The node that puts it compares it with the records of others.
-                    let known = KnownRecords::default();
-                    let signed = publish::sign(book, &keypair, &path, terms, known, SystemTime::now());
+                    let (keys, known, name) = (Arc::clone(keys), KnownRecords::default(), info.key);
+                    let sign = move || Ok(publish::sign(&keys, &name, &path, terms, known, SystemTime::now())?);
                     let view = |published: Published| views::keys::published(Some(info), &published, &[]);
-                    record.end(signed.map(view).map_err(Into::into), |view| json!(view))?
+                    record.end(blocking(sign).await.map(view), |view| json!(view))?
                 }
                 Backend::Node(remote) => {
                     let seconds = |duration: Duration| duration.as_secs();
@@ -365,12 +393,12 @@ pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<()> 
         }
         NameCommand::List { .. } => {
             let all = match &backend {
-                Backend::Files(keys, book) => {
+                Backend::Files(keys) => {
                     let view = |entry: Published| {
                         let info: Option<KeyInfo> = keys.find(&entry.key).map(|(info, _)| info);
                         views::keys::published(info, &entry, &[])
                     };
-                    PublishedList { published: book.list().into_iter().map(view).collect() }
+                    PublishedList { published: keys.publications().into_iter().map(view).collect() }
                 }
                 Backend::Node(remote) => call(remote, Method::GET, "publish", None::<&()>).await?,
             };
@@ -383,7 +411,8 @@ pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<()> 
 fn table(keys: &[KeyView]) -> String {
     let width = keys.iter().map(|key| key.name.len()).max().unwrap_or_default();
     keys.iter().fold(String::new(), |mut text, key| {
-        _ = writeln!(text, "{:width$}  {}  {}", key.name, key.id, key.kind);
+        let of_site = if key.of_site { "  site" } else { "" };
+        _ = writeln!(text, "{:width$}  {}  {}{of_site}", key.name, key.id, key.kind);
         text
     })
 }
@@ -404,8 +433,9 @@ struct ExportView {
     file: String,
 }
 
-fn export(loaded: &Loaded, name: &str, format: KeyFormat, output: Option<&Path>) -> anyhow::Result<ExportView> {
-    let bytes = Keystore::peek(&p2p::state_dir(&loaded.config.data_dir), name, format)?;
+async fn export(loaded: &Loaded, name: &str, format: KeyFormat, output: Option<&Path>) -> anyhow::Result<ExportView> {
+    let shared = shared_names(loaded).await?;
+    let bytes = NameStore::peek(&p2p::state_dir(&loaded.config.data_dir), shared.as_deref(), name, format)?;
     let ending = match format {
         KeyFormat::Protobuf => "key",
         KeyFormat::Pem => "pem",
@@ -455,8 +485,13 @@ mod tests {
 
     #[test]
     fn the_table_of_keys_is_aligned() {
-        let key = |name: &str| KeyView { name: name.to_owned(), id: "k51".to_owned(), kind: "ed25519".to_owned() };
-        assert_eq!(table(&[key("a"), key("site")]), "a     k51  ed25519\nsite  k51  ed25519\n");
+        let key = |name: &str, of_site| KeyView {
+            name: name.to_owned(),
+            id: "k51".to_owned(),
+            kind: "ed25519".to_owned(),
+            of_site,
+        };
+        assert_eq!(table(&[key("a", false), key("blog", true)]), "a     k51  ed25519\nblog  k51  ed25519  site\n");
         for name in ["", "a/b", "../x", "a b"] {
             assert!(path_segment(name).is_err(), "{name}");
         }

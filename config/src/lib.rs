@@ -49,5 +49,5 @@ pub use schema::{
     AccessAddresses, AccessFormat, AccessLog, Admin, Cache, Config, Host, Http, ListSetting, ListSource, Log,
     LogFormat, Names, Pinning, PolicyMode, PolicySettings, RamPolicy, StoreKind, Telemetry, Uploads,
 };
-pub use site::{Isolated, S3Addressing, Site};
+pub use site::{Isolated, S3Addressing, Site, SiteNames};
 pub use values::{AddressPattern, Route, Secret, ServeTo};

@@ -54,6 +54,14 @@ pub struct Site {
     /// For how long the rules of the site cannot be read before isolated = "refuse" applies, from 5 seconds to a day. A
     /// failover of the database should take less.
     pub isolated_after_seconds: u64,
+    /// Whose the IPNS keys are that are created or imported at this gateway, and the names that are published with
+    /// them: "own" of this gateway alone, "shared" of all gateways of the site, each of which may publish them. The key
+    /// "self" is always that of each gateway. "shared" needs names_key_file.
+    pub names: SiteNames,
+    /// A file with the key that the private keys in the database are encrypted with if names = "shared": 32 random
+    /// bytes in base64 or hexadecimal, such as "openssl rand -base64 32" prints, the same for all gateways of the site.
+    /// Only its owner and group may be able to read it. Without it the keys in the database are lost: keep a copy.
+    pub names_key_file: PathBuf,
 }
 
 /// The number of characters of the longest name.
@@ -84,6 +92,8 @@ impl Default for Site {
             cache_bytes_max: 100_000_000_000,
             isolated: Isolated::Serve,
             isolated_after_seconds: 60,
+            names: SiteNames::Own,
+            names_key_file: PathBuf::new(),
         }
     }
 }
@@ -97,6 +107,17 @@ pub enum Isolated {
     Serve,
     /// It answers them with 503.
     Refuse,
+}
+
+/// Whose IPNS keys and published names are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SiteNames {
+    /// Those of each gateway.
+    #[default]
+    Own,
+    /// Those of all gateways.
+    Shared,
 }
 
 /// Where requests to S3 name the bucket.

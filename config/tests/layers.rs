@@ -97,6 +97,7 @@ fn other_value(key: &str, default: &Value) -> String {
         ("site.store", _) => "s3://bucket/prefix".to_owned(),
         ("site.s3_addressing", _) => "virtual_host".to_owned(),
         ("site.isolated", _) => "refuse".to_owned(),
+        ("site.names", _) => "shared".to_owned(),
         ("telemetry.otlp_endpoint", _) => "https://collector.example.org:4318".to_owned(),
         ("telemetry.resource_attributes", _) => "deployment.environment.name=test,a=b".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
@@ -142,6 +143,18 @@ fn every_key_can_be_set_by_its_variable() {
             "site.isolated" => {
                 &[("site.name", "other"), ("site.database_file", "other"), ("site.store", "file:///mnt/x")]
             }
+            "site.names" => &[
+                ("site.name", "other"),
+                ("site.database_file", "other"),
+                ("site.store", "file:///mnt/x"),
+                ("site.names_key_file", "other"),
+            ],
+            "site.names_key_file" => &[
+                ("site.name", "other"),
+                ("site.database_file", "other"),
+                ("site.store", "file:///mnt/x"),
+                ("site.names", "shared"),
+            ],
             _ => &[],
         };
         environment.extend(others.iter().map(|(other, value)| (keys::variable(other), (*value).to_owned())));
@@ -541,7 +554,7 @@ fn a_site_needs_a_name_a_database_and_a_store() {
         assert_eq!(site.is_on(), settings.iter().any(|(key, _)| *key == "NAME"));
     }
     let too_long = "x".repeat(41);
-    let invalid: [(&[(&str, &str)], &str); 38] = [
+    let invalid: [(&[(&str, &str)], &str); 43] = [
         (&[name], "site.name: a site needs site.database as well"),
         (&[name, bucket], "site.name: a site needs site.database as well"),
         (&[name, database], "site.name: a site needs site.store as well"),
@@ -580,6 +593,11 @@ fn a_site_needs_a_name_a_database_and_a_store() {
         (&[name, database, bucket, ("ISOLATED", "hide")], "site.isolated: \"hide\" is not one of serve"),
         (&[name, database, bucket, ("ISOLATED_AFTER_SECONDS", "4")], "site.isolated_after_seconds: 4 is not from 5 to"),
         (&[name, database, bucket, ("ISOLATED_AFTER_SECONDS", "86401")], "site.isolated_after_seconds: 86401 is not"),
+        (&[("NAMES", "shared")], "site.names: needs site.name as well"),
+        (&[("NAMES_KEY_FILE", "key")], "site.names_key_file: needs site.name as well"),
+        (&[name, database, bucket, ("NAMES", "shared")], "site.names: \"shared\" needs site.names_key_file as well"),
+        (&[name, database, bucket, ("NAMES_KEY_FILE", "key")], "site.names_key_file: needs site.names = \"shared\""),
+        (&[name, database, bucket, ("NAMES", "all")], "site.names: \"all\" is not one of own"),
     ];
     for (settings, expected) in invalid {
         let message = load(settings).expect_err(expected).to_string();

@@ -14,6 +14,7 @@
 //! | [`uploads`] | uploads of files, folders and CARs, which become pinned blocks; resumable uploads |
 //! | [`denylists`] | content policy: denylists, allowlists and take-downs |
 //! | [`control_log`] | the rules and tokens of a site, which all of its gateways obey |
+//! | [`name_log`] | the IPNS keys and published names of a site, which all of its gateways have |
 //! | [`isolation`] | whether a gateway is cut off from its site, and refuses content |
 //! | [`front_caches`] | caches in front of the gateway, which are purged after take-downs |
 //! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
@@ -42,6 +43,7 @@ pub mod isolation;
 pub mod limiter;
 mod line_file;
 pub mod logging;
+pub mod name_log;
 pub mod p2p;
 pub mod pinning;
 pub mod process;

@@ -24,4 +24,4 @@ pub mod open;
 pub mod store;
 pub mod uploads;
 
-pub use open::{Engines, OpenError, open, open_control_log};
+pub use open::{Engines, OpenError, open, open_control_log, open_name_log};

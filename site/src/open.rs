@@ -13,7 +13,7 @@ use crate::database::{
 };
 use crate::uploads::UploadEngines;
 use cache::StoreError;
-use config::{S3Addressing, Site};
+use config::{S3Addressing, Site, SiteNames};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use objects::{Addressing, Credentials, Objects, StoreOption, StoreOptions, client_tls};
@@ -40,7 +40,9 @@ pub struct Engines {
     pub log: DatabaseLog,
     /// The log of the rules and tokens of all gateways.
     pub control: DatabaseLog,
-    /// The claims on the work for pins.
+    /// The log of the IPNS keys and published names, if the gateways share them.
+    pub names: Option<DatabaseLog>,
+    /// The claims on the work for pins and for published names.
     pub claims: DatabaseClaims,
     /// The blocks.
     pub blocks: SharedBlocks,
@@ -84,6 +86,10 @@ async fn open_engines(settings: &Site) -> Result<Engines, OpenError> {
     let refused = |error: DatabaseError| OpenError::new(database_setting(settings), with_advice(&error));
     let log = DatabaseLog::open(database.clone(), LogOptions::default()).await.map_err(refused)?;
     let control = DatabaseLog::open(database.clone(), LogOptions::control()).await.map_err(refused)?;
+    let names = match settings.names {
+        SiteNames::Own => None,
+        SiteNames::Shared => Some(DatabaseLog::open(database.clone(), LogOptions::names()).await.map_err(refused)?),
+    };
     match database.server_state().await {
         Ok(state) => warn(state, &database),
         Err(error) => tracing::debug!(%error, "the state of the database server is not known"),
@@ -98,7 +104,7 @@ async fn open_engines(settings: &Site) -> Result<Engines, OpenError> {
     let blocks = blocks.map_err(|error| OpenError::new("site.store", reason(&error)))?;
     let uploads = UploadEngines { database: database.clone(), objects, mark: Arc::clone(blocks.mark()) };
     let store_name = settings.store.as_str().into();
-    Ok(Engines { log, control, claims, blocks, uploads, database, database_name, store_name })
+    Ok(Engines { log, control, names, claims, blocks, uploads, database, database_name, store_name })
 }
 
 /// Opens the log of the rules and tokens alone, for commands that change them without a gateway.
@@ -106,7 +112,19 @@ async fn open_engines(settings: &Site) -> Result<Engines, OpenError> {
 /// # Errors
 /// [`OpenError`] about the database.
 pub async fn open_control_log(settings: &Site) -> Result<DatabaseLog, OpenError> {
-    let opened = DatabaseLog::open(database(settings)?, LogOptions::control()).await;
+    open_log(settings, LogOptions::control()).await
+}
+
+/// Opens the log of IPNS keys and published names alone, for commands that change them without a gateway.
+///
+/// # Errors
+/// [`OpenError`] about the database.
+pub async fn open_name_log(settings: &Site) -> Result<DatabaseLog, OpenError> {
+    open_log(settings, LogOptions::names()).await
+}
+
+async fn open_log(settings: &Site, options: LogOptions) -> Result<DatabaseLog, OpenError> {
+    let opened = DatabaseLog::open(database(settings)?, options).await;
     opened.map_err(|error| OpenError::new(database_setting(settings), with_advice(&error)))
 }
 

@@ -31,3 +31,12 @@ pub struct Withheld(pub ErrorView);
 #[derive(IntoResponses)]
 #[response(status = 451, description = "The policy withholds the content for legal reasons")]
 pub struct WithheldByLaw(pub ErrorView);
+
+/// 503: what the gateways of a site share cannot be changed now.
+#[derive(IntoResponses)]
+#[response(
+    status = 503,
+    description = "The database of the site cannot be reached, too many changes wait, the gateway is stopping, or the \
+    audit log cannot be written. Repeat the request"
+)]
+pub struct SiteUnavailable(pub ErrorView);

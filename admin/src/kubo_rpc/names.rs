@@ -235,16 +235,6 @@ impl Rpc {
             _ => self.follow(path).await,
         }
     }
-
-    /// The name of a key that is given by its name or its ID.
-    fn key_called(&self, named: &str) -> String {
-        let keys = self.publisher.keys();
-        let by_key = || Key::parse(named).and_then(|key| keys.find(&key)).map(|(info, _)| info.name);
-        match keys.get(named) {
-            Ok(_) => named.to_owned(),
-            Err(_) => by_key().unwrap_or_else(|| named.to_owned()),
-        }
-    }
 }
 
 /// Publishes a path under a name.
@@ -266,9 +256,9 @@ pub async fn name_publish(State(rpc): State<Rpc>, request: Request) -> Answer {
             rpc.find(&call, call.argument()).await?;
         }
         let value = written(&path);
-        let key = rpc.key_called(call.text("key").unwrap_or(SELF));
+        let key = call.text("key").unwrap_or(SELF);
         let (lifetime, ttl) = (call.duration("lifetime"), call.duration("ttl"));
-        let published = publisher.publish(&key, &value, lifetime, ttl).await?;
+        let published = publisher.publish(key, &value, lifetime, ttl).await?;
         let settled = publisher.settled(published, PUBLISH_TIMEOUT).await;
         let name = show_key(&settled.key, call.text("ipns-base"))?;
         Ok(answer::once(&call, &NamePublishedView { name, value }))

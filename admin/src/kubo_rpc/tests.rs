@@ -17,6 +17,7 @@ use futures::stream;
 use http_body_util::BodyExt as _;
 use p2p_bridge::names::NamesOptions;
 use p2p_bridge::names::keystore::Keystore;
+use p2p_bridge::names::store::NameStore;
 use p2p_bridge::options::PublishOptions;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -107,12 +108,13 @@ impl World {
             reach,
             metrics,
         );
-        let keys = Arc::new(Keystore::open(dir.path(), std::time::Duration::ZERO).expect("opens"));
+        let keys = Keystore::open(dir.path(), std::time::Duration::ZERO).expect("opens");
+        let keys = NameStore::open(dir.path(), keys, None).expect("opens");
         let names = NamesOptions { offline: true, ..NamesOptions::default() };
         let names = p2p_bridge::Names::new(names, None, registry).expect("good options");
         let publishing = PublishOptions::default();
-        let publisher = Publisher::start(publishing, dir.path(), keys, Arc::clone(&names), Vec::new(), registry);
-        let publisher = Arc::new(publisher.expect("starts"));
+        let publisher = Publisher::start(publishing, keys, Arc::clone(&names), Vec::new(), registry);
+        let publisher = Arc::new(publisher);
         let pins = pins.await.expect("starts");
         let cache_bytes_max = options.cache_bytes_max.min(options.bytes_max);
         let cache = config::Cache { disk_bytes_max: cache_bytes_max, ..config::Cache::default() };

@@ -24,8 +24,8 @@ use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
 use gateway::resolve::source::Sources;
 use p2p_bridge::names::Names;
-use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::Publisher;
+use p2p_bridge::names::store::NameStore;
 use prometheus_client::registry::Registry;
 use services::access::authenticator::{self, Authenticator};
 use services::access::token_store::TokenStore;
@@ -113,6 +113,8 @@ pub(super) struct Services {
     control: Arc<Control>,
     /// The task that applies the rules of the site, if the gateway belongs to one.
     pub site_rules: Option<AbortOnDropHandle<()>>,
+    /// The task that applies the changes of other gateways to keys and published names, if they are those of the site.
+    pub site_names: Option<AbortOnDropHandle<()>>,
     uploads: Uploads,
     pub audit: Arc<AuditLog>,
     caches: Caches,
@@ -139,12 +141,15 @@ impl<'a> Assembly<'a> {
     }
 
     /// Opens the store, the site, the keys and the denylists.
-    pub async fn storage(&mut self) -> anyhow::Result<(Storage, Keystore)> {
+    pub async fn storage(&mut self) -> anyhow::Result<(Storage, NameStore)> {
         let Config { data_dir, cache, policy, .. } = &self.loaded.config;
         let disk = stores::open(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
         stores::log_unused(data_dir, cache);
         let keys = p2p::open_keys(self.loaded).await?;
         let site = Site::open(self.loaded, &disk).await?;
+        let shared = site.as_ref().and_then(|site| site.names.clone()).map(|names| names as _);
+        let keys = NameStore::open(&p2p::state_dir(data_dir), keys, shared);
+        let keys = keys.map_err(|error| self.loaded.error("data_dir", error.to_string()))?;
         let lists = match &site {
             None => Lists::open(policy, data_dir).await,
             Some(site) => Lists::open_in_site(policy, data_dir, Arc::clone(&site.control)).await,
@@ -167,7 +172,7 @@ impl<'a> Assembly<'a> {
     }
 
     /// Joins the network, and resolves and publishes names over it.
-    pub async fn network(&mut self, storage: &Storage, keys: Keystore) -> anyhow::Result<Reached> {
+    pub async fn network(&mut self, storage: &Storage, keys: NameStore) -> anyhow::Result<Reached> {
         let (loaded, registry) = (self.loaded, &mut self.registry);
         let Storage { store, tiers, policy, .. } = storage;
         let served = PeerSource::of(tiers).refusing_while(storage.isolation.clone());
@@ -180,7 +185,7 @@ impl<'a> Assembly<'a> {
         let welcome = welcome_site(loaded, &**store).await;
         network.provide(&**store, loaded.config.p2p.provide).await;
         let names = network.names(loaded, policy, registry)?;
-        let publisher = network.publisher(loaded, keys, &names, registry).await?;
+        let publisher = network.publisher(loaded, keys, &names, registry);
         let http = &loaded.config.http;
         let fetches = Limiter::new(size(http.misses_max), size(http.client_misses_max));
         let sources = Arc::new(network.sources(tiers, fetches, members.as_ref().map(owners)));
@@ -197,10 +202,12 @@ impl<'a> Assembly<'a> {
         let control = Arc::new(Control::new(Arc::clone(lists), tiers.clone()).with_pins(&pins));
         let (uploads, parts) = self.uploads(storage, &pins)?;
         let site_rules = control.follow_site(&self.supervisor);
+        let names = storage.site.as_ref().and_then(|site| site.names.as_ref());
+        let site_names = names.map(|names| names.follow(&self.supervisor));
         let audit = AuditLog::open(&loaded.config.data_dir);
         let audit = Arc::new(audit.map_err(|error| self.unwritable("audit.log", &error))?);
         let (caches, senders) = Caches::start(&loaded.config, &audit, &mut self.registry, &self.supervisor)?;
-        Ok(Services { pins, parts, senders, control, site_rules, uploads, audit, caches })
+        Ok(Services { pins, parts, senders, control, site_rules, site_names, uploads, audit, caches })
     }
 
     async fn pins(&mut self, storage: &Storage, reach: PinNetwork) -> anyhow::Result<Arc<Pins>> {

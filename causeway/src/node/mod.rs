@@ -65,6 +65,7 @@ pub struct Node {
     keeper: ListUpdater,
     /// The task that applies the rules of the site, if the gateway belongs to one.
     site_rules: Option<AbortOnDropHandle<()>>,
+    site_names: Option<AbortOnDropHandle<()>>,
     senders: Senders,
     lists: Arc<Lists>,
     _sweeper: AbortOnDropHandle<()>,
@@ -189,6 +190,7 @@ impl Node {
             upkeep: Upkeep::start(&*storage.store, &loaded.config.cache, &supervisor),
             keeper: storage.lists.keep(&supervisor),
             site_rules: services.site_rules,
+            site_names: services.site_names,
             senders: services.senders,
             lists: storage.lists,
             _sweeper: services.parts.start(&supervisor),
@@ -225,8 +227,8 @@ impl Node {
         let first = self.addresses.admin.first();
         let local = first.map(|address| address.tcp().map_or_else(|| address.clone(), |tcp| reachable(tcp).into()));
         let address = local.map_or_else(|| NO_ADMIN.to_owned(), |address| admin_url(&self.addresses, &address));
-        let keys = Arc::clone(self.publisher.keys());
-        let written = tokio::task::spawn_blocking(move || keys.publish_admin_address(&address)).await;
+        let publisher = Arc::clone(&self.publisher);
+        let written = tokio::task::spawn_blocking(move || publisher.keys().publish_admin_address(&address)).await;
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
@@ -276,6 +278,7 @@ impl Node {
         drop(self.site_rules);
         drop(self.senders);
         self.publisher.stop();
+        drop(self.site_names);
         self.pins.stop().await;
         self.network.shutdown().await;
         if let Some(members) = self.members {

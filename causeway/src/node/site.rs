@@ -9,7 +9,7 @@ use admin::operations::site::{SiteLookup, SiteOperations, SiteReconciliation};
 use api::site::{ReconcileLine, ReconcileRequest, ReconcileView, SiteGatewayView, SiteView};
 use cache::tiers::SiteTier;
 use cache::{BlockStore, StoreError};
-use config::{ConfigError, Isolated, Loaded};
+use config::{ConfigError, Isolated, Loaded, SiteNames};
 use content::stored::CompressionOptions;
 use futures::future::FutureExt as _;
 use p2p_bridge::Bridge;
@@ -21,6 +21,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use services::control_log::{ControlLog, ControlLogError};
 use services::isolation::Isolation;
+use services::name_log::{NameCipher, NameLog};
 use services::pinning::Coordination;
 use services::pinning::coordination::Claims;
 use services::uploads::limits::ResumableLimits;
@@ -47,6 +48,8 @@ pub(super) struct Site {
     pub coordination: Coordination,
     /// The rules and tokens of all gateways.
     pub control: Arc<ControlLog>,
+    /// The IPNS keys and published names of all gateways, if they share them.
+    pub names: Option<Arc<NameLog>>,
     uploads: UploadEngines,
     database: Database,
     description: Description,
@@ -72,6 +75,7 @@ impl Site {
         if !settings.is_on() {
             return Ok(None);
         }
+        let cipher = name_cipher(loaded)?;
         let engines = site::open(settings).await.map_err(|error| loaded.error(error.setting, error.reason))?;
         let options = SiteStoreOptions {
             cached_bytes_max: settings.cache_bytes_max,
@@ -89,10 +93,17 @@ impl Site {
         tracing::info!(%name, %database, %storage, "this gateway is one of the site");
         log_own_pins(&**disk).await.map_err(|error| loaded.error("data_dir", error.to_string()))?;
         let coordination = Coordination { log: Arc::new(engines.log), claims: Arc::new(engines.claims) };
+        let names = match engines.names.zip(cipher) {
+            None => None,
+            Some((log, cipher)) => {
+                let opened = NameLog::open(Arc::new(log), Arc::clone(&coordination.claims), cipher).await;
+                Some(opened.map_err(|error| loaded.error(error.setting(), error.to_string()))?)
+            }
+        };
         let control = ControlLog::open(Arc::new(engines.control), &loaded.config.data_dir).await;
         let control = control.map_err(|error| control_error(loaded, &error))?;
         let (uploads, database) = (engines.uploads, engines.database);
-        Ok(Some(Self { store, coordination, control, uploads, database, description }))
+        Ok(Some(Self { store, coordination, control, names, uploads, database, description }))
     }
 
     /// The tier of the site.
@@ -176,6 +187,16 @@ impl Site {
             async move { view(&store, &members, description).await }.boxed()
         })
     }
+}
+
+/// What encrypts the IPNS keys of the site, if the gateways share them.
+fn name_cipher(loaded: &Loaded) -> Result<Option<NameCipher>, ConfigError> {
+    let settings = &loaded.config.site;
+    if settings.names == SiteNames::Own {
+        return Ok(None);
+    }
+    let cipher = NameCipher::read(&settings.names_key_file, &settings.name);
+    cipher.map(Some).map_err(|reason| loaded.error("site.names_key_file", reason))
 }
 
 /// Compares the storage with the index, and sends lines.

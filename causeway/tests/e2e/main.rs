@@ -44,6 +44,7 @@
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
 //! | [`site`] | several gateways with one database and one storage, also behind HAProxy and nginx |
 //! | [`site_faults`] | a site whose gateways, database and storage fail while clients change its pins |
+//! | [`site_names`] | IPNS keys and published names that the gateways of a site share |
 //! | [`site_operations`] | an operator's commands on a site: reconciling, moving in and out, restoring a backup |
 //! | [`soak`] | a soak test, in `make test-long` only |
 
@@ -88,6 +89,7 @@ mod routing;
 mod routing_v1;
 mod site;
 mod site_faults;
+mod site_names;
 mod site_operations;
 mod soak;
 mod store;

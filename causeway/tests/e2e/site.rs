@@ -94,7 +94,7 @@ async fn until_unknown(node: &Causeway, id: &str) {
 }
 
 /// A change through the admin API: the status, and whether there is a `Retry-After`.
-async fn change(node: &Causeway, method: Method, path: &str, body: Option<Value>) -> (u16, bool) {
+pub async fn change(node: &Causeway, method: Method, path: &str, body: Option<Value>) -> (u16, bool) {
     let request = client().request(method, format!("{}{path}", node.admin_url())).bearer_auth(TOKEN);
     let body = body.map(|body| body.to_string()).unwrap_or_default();
     let response = request.body(body).send().await.expect("is answered");

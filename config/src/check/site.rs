@@ -1,7 +1,7 @@
 //! Validation of the settings of a site. No error shows a URL, which may have a password where it does not belong.
 
 use crate::loaded::{ConfigError, Loaded};
-use crate::site::{Isolated, NAME_BYTES_MAX, Site};
+use crate::site::{Isolated, NAME_BYTES_MAX, Site, SiteNames};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -35,6 +35,7 @@ pub(super) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         );
         return Err(loaded.error("site.isolated_after_seconds", reason));
     }
+    names_have_a_key(loaded)?;
     match site.store.starts_with(FOLDER) {
         true => nothing_is_for_s3(loaded),
         false => s3_is_valid(loaded),
@@ -54,6 +55,8 @@ fn nothing_needs_a_name(loaded: &Loaded) -> Result<(), ConfigError> {
         ("site.database_file", is_set(&site.database_file)),
         ("site.store", !site.store.is_empty()),
         ("site.isolated", site.isolated != Isolated::Serve),
+        ("site.names", site.names != SiteNames::Own),
+        ("site.names_key_file", is_set(&site.names_key_file)),
     ];
     match set.into_iter().find(|(_, is_set)| *is_set) {
         None => Ok(()),
@@ -109,6 +112,23 @@ fn store_is_named(loaded: &Loaded) -> Result<(), ConfigError> {
         None if store.starts_with(FOLDER) => Ok(()),
         None if store.starts_with('/') => wrong("is not a URL: write a folder as file:///PATH"),
         None => wrong("begins with neither s3:// nor file:///: write s3://BUCKET/PREFIX or file:///PATH"),
+    }
+}
+
+fn names_have_a_key(loaded: &Loaded) -> Result<(), ConfigError> {
+    let site = &loaded.config.site;
+    match (site.names, is_set(&site.names_key_file)) {
+        (SiteNames::Shared, true) | (SiteNames::Own, false) => Ok(()),
+        (SiteNames::Shared, false) => {
+            let reason = "\"shared\" needs site.names_key_file as well, a file with 32 random bytes that private keys \
+                          are encrypted with: create one with \"openssl rand -base64 32\", the same for all gateways \
+                          of the site";
+            Err(loaded.error("site.names", reason))
+        }
+        (SiteNames::Own, true) => {
+            let reason = "needs site.names = \"shared\" as well: leave it out if each gateway has IPNS keys of its own";
+            Err(loaded.error("site.names_key_file", reason))
+        }
     }
 }
 

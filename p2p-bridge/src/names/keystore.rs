@@ -9,7 +9,8 @@
 //! may publish its admin address in the lock file, so that commands that find the lock held can use the admin API
 //! instead.
 //!
-//! Non-goals: encryption at rest, which is up to the file system.
+//! Non-goals: encryption at rest, which is up to the file system; the keys that the gateways of a site share
+//! ([`super::shared`]).
 
 use super::key_format::{FormatError, KEY_BYTES_MAX, KeyFormat, KeyKind, Secret};
 use crate::durable;
@@ -47,6 +48,8 @@ pub struct KeyInfo {
     pub key: Key,
     /// The algorithm.
     pub kind: KeyKind,
+    /// Whether it is a key of all gateways of a site, and not of this one alone.
+    pub of_site: bool,
 }
 
 /// Why an operation on a key failed, grouped by how to handle it.
@@ -73,6 +76,25 @@ pub enum KeyError {
     /// There is no key with the name.
     #[error("there is no key \"{0}\"; \"causeway key list\" lists the keys")]
     Missing(String),
+    /// Another key of this gateway alone has the name, in a site that shares names.
+    #[error(
+        "this gateway has another key \"{0}\" of its own, from before it shared the names of its site: choose another \
+         name, or rename that key first"
+    )]
+    OfGateway(String),
+    /// A key of this gateway alone and one of the site have the name.
+    #[error(
+        "two keys are named \"{name}\": {own}, which only this gateway has, and {of_site}, which is one of the site: \
+         give the ID of the one that is meant"
+    )]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// The IPNS name of the key of this gateway.
+        own: Key,
+        /// The IPNS name of the key of the site.
+        of_site: Key,
+    },
     /// The maximum number of keys is reached.
     #[error("the keystore has the maximum of {KEYS_MAX} keys: remove a key first")]
     Full,
@@ -86,6 +108,19 @@ pub enum KeyError {
         folder: PathBuf,
         /// The admin address of that process, if it published one.
         admin_address: Option<String>,
+    },
+    /// The shared keys and publications cannot be reached, or are busy. The change may have been made; it can be
+    /// repeated.
+    #[error("the keys and names of the site cannot be changed or read: {reason}")]
+    Unavailable {
+        /// The cause.
+        reason: String,
+    },
+    /// The shared keys and publications failed otherwise.
+    #[error("the keys and names of the site cannot be changed or read: {reason}")]
+    Shared {
+        /// The cause.
+        reason: String,
     },
     /// The node's own key is not available.
     #[error(transparent)]
@@ -117,9 +152,10 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> KeyError {
     move |source| KeyError::Io { path, source }
 }
 
-struct LoadedKey {
+/// A key that was read.
+pub(super) struct LoadedKey {
     keypair: Keypair,
-    info: KeyInfo,
+    pub info: KeyInfo,
 }
 
 /// The keys of a node. All calls read or write files, so call them from blocking threads.
@@ -206,15 +242,13 @@ impl Keystore {
     /// [`KeyError::Missing`] if there is none.
     pub fn get(&self, name: &str) -> Result<(KeyInfo, Keypair), KeyError> {
         let keys = self.keys();
-        let loaded = keys.get(name).ok_or_else(|| missing(name))?;
-        Ok((loaded.info.clone(), loaded.keypair.clone()))
+        Ok(keys.get(name).ok_or_else(|| missing(name))?.public_and_pair())
     }
 
     /// The key of an IPNS name.
     pub fn find(&self, key: &Key) -> Option<(KeyInfo, Keypair)> {
         let keys = self.keys();
-        let loaded = keys.values().find(|loaded| loaded.info.key == *key)?;
-        Some((loaded.info.clone(), loaded.keypair.clone()))
+        keys.values().find(|loaded| loaded.info.key == *key).map(LoadedKey::public_and_pair)
     }
 
     /// Creates a key.
@@ -234,7 +268,7 @@ impl Keystore {
         self.add(name, &Secret::read(format, bytes)?)
     }
 
-    fn add(&self, name: &str, secret: &Secret) -> Result<KeyInfo, KeyError> {
+    pub(super) fn add(&self, name: &str, secret: &Secret) -> Result<KeyInfo, KeyError> {
         check_not_self(name)?;
         let loaded = LoadedKey::new(name, secret.keypair()?);
         let mut keys = self.keys();
@@ -317,8 +351,19 @@ impl LoadedKey {
             KeyType::Secp256k1 => KeyKind::Secp256k1,
             KeyType::Ecdsa => KeyKind::Ecdsa,
         };
-        let info = KeyInfo { name: name.to_owned(), key: Key::from(keypair.public().to_peer_id()), kind };
+        let key = Key::from(keypair.public().to_peer_id());
+        let info = KeyInfo { name: name.to_owned(), key, kind, of_site: false };
         Self { keypair, info }
+    }
+
+    /// A key of all gateways of a site.
+    pub fn of_site(name: &str, keypair: Keypair) -> Self {
+        let Self { keypair, info } = Self::new(name, keypair);
+        Self { keypair, info: KeyInfo { of_site: true, ..info } }
+    }
+
+    pub fn public_and_pair(&self) -> (KeyInfo, Keypair) {
+        (self.info.clone(), self.keypair.clone())
     }
 }
 
@@ -329,11 +374,12 @@ fn check(name: &str) -> Result<(), KeyError> {
     if fine { Ok(()) } else { Err(KeyError::Name(name.chars().take(NAME_BYTES_MAX).collect())) }
 }
 
-fn check_not_self(name: &str) -> Result<(), KeyError> {
+/// Checks the name of a key that is not the node's own.
+pub(super) fn check_not_self(name: &str) -> Result<(), KeyError> {
     if name == SELF { Err(KeyError::Reserved) } else { check(name) }
 }
 
-fn missing(name: &str) -> KeyError {
+pub(super) fn missing(name: &str) -> KeyError {
     KeyError::Missing(name.chars().take(NAME_BYTES_MAX).collect())
 }
 

@@ -13,7 +13,8 @@
 //!    domain. If the cache has an answer that has been stale for longer, the wait is bounded, and then that answer is
 //!    returned with its age.
 //!
-//! [`publish`] publishes names whose keys are in the local keystore; these names need no look-up.
+//! [`publish`] publishes names whose keys are in the local keystore, or are those of a site ([`store`]); these names
+//! need no look-up.
 //!
 //! Non-goals: the content that a path leads to.
 
@@ -27,9 +28,13 @@ mod metrics;
 mod observed;
 pub mod publish;
 mod saved;
+pub mod shared;
 mod singleflight;
 #[cfg(test)]
 mod stale_tests;
+pub mod store;
+#[cfg(test)]
+mod store_tests;
 #[cfg(test)]
 mod tests;
 

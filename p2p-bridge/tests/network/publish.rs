@@ -4,6 +4,7 @@ use content::names::Key;
 use content::{MemoryBlocks, Name, NameResolver};
 use p2p_bridge::names::keystore::{Keystore, SELF};
 use p2p_bridge::names::publish::{self, Publisher};
+use p2p_bridge::names::store::NameStore;
 use p2p_bridge::options::PublishOptions;
 use p2p_bridge::{Bridge, BridgeOptions, Names, NamesOptions};
 use prometheus_client::registry::Registry;
@@ -31,13 +32,13 @@ impl Node {
         options.listen = vec!["/ip4/127.0.0.1/tcp/0".parse().expect("an address")];
         set(&mut options);
         let registry = &mut Registry::default();
-        let keys = Arc::new(Keystore::open(dir, PATIENCE).expect("opens"));
+        let keys = NameStore::open(dir, Keystore::open(dir, PATIENCE).expect("opens"), None).expect("opens");
         let bridge = Bridge::start(options, Arc::new(MemoryBlocks::new()), registry).await.expect("starts");
         let names = Names::new(NamesOptions::default(), Some(bridge.clone()), registry).expect("good options");
         let targets = publish::targets(&bridge);
-        let publisher = Publisher::start(PublishOptions::default(), dir, keys, Arc::clone(&names), targets, registry);
+        let publisher = Publisher::start(PublishOptions::default(), keys, Arc::clone(&names), targets, registry);
         let address = bridge.addresses().await.first().expect("listens").to_string();
-        Self { bridge, names, publisher: publisher.expect("starts"), address }
+        Self { bridge, names, publisher, address }
     }
 
     async fn joining(dir: &Path, other: &Self) -> Self {

@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, MutexGuard, Semaphore};
 
 /// A lock that at most so many wait for.
 #[derive(Debug)]
-pub(super) struct BoundedLock<T> {
+pub(crate) struct BoundedLock<T> {
     value: Mutex<T>,
     /// A permit for each that waits.
     waiting: Semaphore,
@@ -25,7 +25,7 @@ impl<T> BoundedLock<T> {
         tokio::time::timeout(wait_max, self.value.lock()).await.ok()
     }
 
-    /// Waits for the lock without a limit: for a task of the gateway, of which there is one.
+    /// Waits for the lock without a limit: for tasks of the gateway, whose number is limited.
     pub async fn lock(&self) -> MutexGuard<'_, T> {
         self.value.lock().await
     }

@@ -23,7 +23,7 @@
 //! exponential back-off, since that takes a reading of all records; a change of rules does so at once.
 
 mod copy;
-mod lock;
+pub(crate) mod lock;
 mod records;
 #[cfg(test)]
 mod tests;
@@ -474,6 +474,17 @@ impl ControlLog {
     fn pending(&self) -> MutexGuard<'_, PendingDeletions> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Waits for a notification that others have appended to a log; without end if there are none.
+pub(crate) async fn notified(notifications: &mut Option<watch::Receiver<LogPosition>>) {
+    if let Some(latest) = notifications
+        && latest.changed().await.is_ok()
+    {
+        return;
+    }
+    *notifications = None;
+    std::future::pending().await
 }
 
 /// Runs `work` on a thread where it may block.

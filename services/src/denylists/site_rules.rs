@@ -7,14 +7,13 @@
 //! Non-goals: pins, which are those of the site; the shared storage; caches in front, which are those of the site, and
 //! which the gateway purges that was asked.
 
-use crate::control_log::{ControlLog, PendingDeletions};
+use crate::control_log::{ControlLog, PendingDeletions, notified};
 use crate::denylists::Control;
 use crate::supervision::Supervisor;
-use cache::metadata_store::LogPosition;
 use content::{BlockKey, Cid};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -138,15 +137,4 @@ pub(super) async fn apply_all(control: &Control, site: &ControlLog, deletions: m
             permit.send(pending);
         }
     }
-}
-
-/// Waits for a notification that others have appended; without end if there are none.
-async fn notified(notifications: &mut Option<watch::Receiver<LogPosition>>) {
-    if let Some(latest) = notifications
-        && latest.changed().await.is_ok()
-    {
-        return;
-    }
-    *notifications = None;
-    std::future::pending().await
 }

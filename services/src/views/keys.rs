@@ -8,7 +8,8 @@ use p2p_bridge::names::publish::Published;
 
 /// The view of a key, without its private key.
 pub fn key(info: KeyInfo) -> KeyView {
-    KeyView { name: info.name, id: info.key.to_string(), kind: info.kind.to_string() }
+    let KeyInfo { name, key, kind, of_site } = info;
+    KeyView { name, id: key.to_string(), kind: kind.to_string(), of_site }
 }
 
 /// The view of a published record. `targets` is where the node publishes; empty while no node runs or it is offline.
@@ -36,7 +37,13 @@ pub fn status(error: &KeyError) -> StatusCode {
     match error {
         KeyError::Name(_) | KeyError::Reserved | KeyError::Format(_) => StatusCode::BAD_REQUEST,
         KeyError::Missing(_) => StatusCode::NOT_FOUND,
-        KeyError::Exists(_) | KeyError::Known(_) | KeyError::Full | KeyError::InUse { .. } => StatusCode::CONFLICT,
-        KeyError::Identity(_) | KeyError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        KeyError::Exists(_)
+        | KeyError::Known(_)
+        | KeyError::OfGateway(_)
+        | KeyError::Ambiguous { .. }
+        | KeyError::Full
+        | KeyError::InUse { .. } => StatusCode::CONFLICT,
+        KeyError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        KeyError::Shared { .. } | KeyError::Identity(_) | KeyError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

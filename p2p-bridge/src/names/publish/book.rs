@@ -76,6 +76,25 @@ impl Stored {
     }
 }
 
+impl Published {
+    /// The publication as it is stored, in JSON.
+    ///
+    /// # Errors
+    /// If it cannot be encoded.
+    pub fn to_json(&self) -> io::Result<Vec<u8>> {
+        serde_json::to_vec(&Stored::of(self)).map_err(io::Error::other)
+    }
+
+    /// A publication of a name, as it was stored. Its record is verified, and may have expired.
+    ///
+    /// # Errors
+    /// If it is invalid, or the record is not one of the name.
+    pub fn from_json(key: Key, json: &[u8]) -> io::Result<Self> {
+        let stored: Stored = serde_json::from_slice(json)?;
+        stored.entry(key).ok_or_else(|| io::Error::other("the record is corrupt"))
+    }
+}
+
 /// The published names. Changes write files, so call them from blocking threads.
 pub struct PublicationStore {
     folder: PathBuf,
@@ -133,8 +152,7 @@ impl PublicationStore {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = change(self.get(key).as_ref())? else { return Ok(None) };
         let path = self.path(key);
-        let written = serde_json::to_vec(&Stored::of(&entry)).map_err(io::Error::other);
-        let written = written.and_then(|text| durable::write(&path, &text));
+        let written = entry.to_json().and_then(|json| durable::write(&path, &json));
         written.map_err(|source| PublishError::Io { path, source })?;
         self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(*key, entry.clone());
         Ok(Some(entry))
@@ -157,8 +175,7 @@ impl PublicationStore {
 }
 
 fn read(path: &Path, key: Key) -> io::Result<Published> {
-    let stored: Stored = serde_json::from_slice(&durable::read(path, FILE_BYTES_MAX)?)?;
-    stored.entry(key).ok_or_else(|| io::Error::other("the record is corrupt"))
+    Published::from_json(key, &durable::read(path, FILE_BYTES_MAX)?)
 }
 
 #[cfg(test)]

@@ -250,6 +250,13 @@ impl PendingSteps {
         }
     }
 
+    /// Records that the pending puts were cancelled before their end.
+    pub fn interrupted(&mut self, now: Instant) {
+        for target in std::mem::take(&mut self.pending_puts) {
+            self.targets.entry(target).or_default().failed(now);
+        }
+    }
+
     /// Records that no source could be asked for newer records.
     pub fn not_compared(&mut self, now: Instant) {
         self.comparison.failed(now);

@@ -6,9 +6,10 @@
 //!
 //! How a value is published:
 //!
-//! 1. if the book has no record of the key, which may have been imported, the records of others are searched for
+//! 1. if the store has no record of the key, which may have been imported, the records of others are searched for
 //!    (`comparison.rs`): it has to continue their sequence;
-//! 2. the record is signed with a sequence number above all known ones, written (`book.rs`) and passed to the resolver;
+//! 2. the record is signed with a sequence number above all known ones, written ([`NameStore`]: in a file, or in the
+//!    database of a site) and passed to the resolver;
 //! 3. the task of the name continues (`entry.rs`): unless that was done just now, it searches once for newer records of
 //!    others and signs above them if there are any; then it puts the record to every [`Target`]: the two DHTs, and the
 //!    routers if any are configured;
@@ -16,6 +17,12 @@
 //!
 //! A renewal keeps sequence number and value, so that of two nodes with the same key the one that published last wins;
 //! the other one logs that its record is superseded, and stops renewing it.
+//!
+//! *Names of a site.* Every gateway has a task for each name that the site publishes, and all see the same publications.
+//! When a step is due, one of them takes it ([`NameStore::work`]); the others find that it is done, or take it when
+//! that one has ended. A gateway that was paused meanwhile can at worst put an older record, which the network has a
+//! newer one of: peers and routers keep the one with the higher sequence number, or of two with the same the one that
+//! is valid for longer.
 //!
 //! Non-goals: the content that a path leads to, and whether it exists.
 
@@ -33,7 +40,9 @@ pub use entry::{Published, Put, SignRecordError, Terms};
 pub use target::{Target, targets};
 
 use super::dht::RecordSource;
-use super::keystore::{KeyError, KeyInfo, Keystore};
+use super::keystore::{KeyError, KeyInfo};
+use super::shared::KnownNames;
+use super::store::{NameStore, PublicationChange};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::essential::SupervisedTasks;
 use crate::options::PublishOptions;
@@ -51,8 +60,8 @@ use metrics::Metrics;
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -110,11 +119,12 @@ pub enum PublishError {
 /// Publishes names, and keeps them published until it is dropped.
 pub struct Publisher {
     inner: Arc<Inner>,
+    /// The task that follows the names of the site.
+    following: Option<AbortHandle>,
 }
 
 struct Inner {
-    keys: Arc<Keystore>,
-    book: PublicationStore,
+    store: NameStore,
     names: Arc<Names>,
     /// `None` if the node is offline.
     records: Option<Arc<dyn RecordSource>>,
@@ -124,9 +134,12 @@ struct Inner {
     clock: Clock,
     comparisons: Semaphore,
     tasks: Mutex<HashMap<Key, NameTask>>,
-    /// Held while signing with a key or removing one, until the book, the resolver and the tasks agree: nothing is
-    /// published with a key that is removed concurrently, and the resolver has the record that was signed last.
+    /// Held while signing with a key of this node or removing one, until the files, the resolver and the tasks agree:
+    /// nothing is published with a key that is removed concurrently, and the resolver has the record that was signed
+    /// last.
     changing: Mutex<()>,
+    /// The names of the site that the resolver and the tasks have.
+    shown: Mutex<Arc<KnownNames>>,
     /// Incremented after each put, for waiting callers.
     puts_ended: watch::Sender<u64>,
     metrics: Metrics,
@@ -141,38 +154,31 @@ struct NameTask {
 }
 
 impl Publisher {
-    /// Resumes publishing all names in the book. Must be called inside a Tokio runtime. Without targets, records are
+    /// Resumes publishing all names in the store. Must be called inside a Tokio runtime. Without targets, records are
     /// signed and written, and put once there are targets.
-    ///
-    /// # Errors
-    /// [`PublishError::Io`] if the book cannot be read.
     pub fn start(
         options: PublishOptions,
-        state_dir: &Path,
-        keys: Arc<Keystore>,
+        store: NameStore,
         names: Arc<Names>,
         targets: Vec<Arc<dyn Target>>,
         registry: &mut Registry,
-    ) -> Result<Self, PublishError> {
+    ) -> Self {
         let records = names.inner.records.clone();
-        Self::with(options, state_dir, keys, names, records, targets, SYSTEM_CLOCK, registry)
+        Self::with(options, store, names, records, targets, SYSTEM_CLOCK, registry)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "dependencies that tests replace")]
     fn with(
         options: PublishOptions,
-        state_dir: &Path,
-        keys: Arc<Keystore>,
+        store: NameStore,
         names: Arc<Names>,
         records: Option<Arc<dyn RecordSource>>,
         targets: Vec<Arc<dyn Target>>,
         clock: Clock,
         registry: &mut Registry,
-    ) -> Result<Self, PublishError> {
+    ) -> Self {
         let targets: Vec<_> = targets.into_iter().map(|target| (target.name(), target)).collect();
         let inner = Arc::new(Inner {
-            keys,
-            book: PublicationStore::open(state_dir)?,
+            store,
             names,
             records,
             target_names: targets.iter().map(|(name, _)| name.clone()).collect(),
@@ -182,29 +188,34 @@ impl Publisher {
             comparisons: Semaphore::new(COMPARISONS_MAX),
             tasks: Mutex::default(),
             changing: Mutex::default(),
+            shown: Mutex::default(),
             puts_ended: watch::Sender::default(),
             metrics: Metrics::register(registry),
             essential: SupervisedTasks::default(),
         });
-        for entry in inner.book.list() {
-            if inner.keys.find(&entry.key).is_none() {
+        for entry in inner.store.own_publications() {
+            if inner.store.find(&entry.key).is_none() {
                 tracing::warn!(name = %entry.key, "the key of a published name is missing: the name is not renewed");
                 continue;
             }
-            inner.names.add_published(entry.key, entry.record);
-            inner.wake_or_start(entry.key);
+            inner.show(&entry);
         }
+        inner.show_shared();
         inner.count();
-        Ok(Self { inner })
+        let following = inner.store.watch().map(|known| {
+            let task = inner.essential.clone().guard(follow(Arc::downgrade(&inner), known));
+            tokio::spawn(task).abort_handle()
+        });
+        Self { inner, following }
     }
 
-    /// Publishes a path with a key. When this returns, the record is on disk and the node's own resolver has it; it is
+    /// Publishes a path with a key. When this returns, the record is durable and the node's own resolver has it; it is
     /// put in the background. The first publication of a key continues the sequence of the records that other nodes
     /// have, for which it searches at most for [`PublishOptions::comparison_timeout`]. Lifetime and time to live
     /// default to the options.
     ///
     /// # Errors
-    /// [`PublishError`]; nothing has changed then.
+    /// [`PublishError`]; nothing has changed then, unless it is [`KeyError::Unavailable`] or [`KeyError::Shared`].
     pub async fn publish(
         &self,
         key_name: &str,
@@ -216,20 +227,21 @@ impl Publisher {
         let options = &inner.options;
         let terms = Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
         // A look-up waits while another task writes a key to the disk.
-        let (keys, wanted) = (Arc::clone(&inner.keys), key_name.clone());
-        let key = blocking(move || Ok(keys.get(&wanted)?.0.key)).await?;
+        let reading = Arc::clone(&inner);
+        let key = blocking(move || Ok(reading.store.get(&key_name)?.0.key)).await?;
         checked_value(&path, &key, terms)?;
         let found = inner.compare_unless_published(key).await;
         blocking(move || {
-            let _changing = inner.changing();
-            let (_, keypair) = inner.keys.find(&key).ok_or(KeyError::Missing(key_name))?;
-            let known = inner.names.known(&key).map(|record| record.sequence());
-            let known = KnownRecords { sequence: known.max(found.sequence), ..found };
-            let entry = sign(&inner.book, &keypair, &path, terms, known, (inner.clock.wall)())?;
-            inner.names.add_published(entry.key, entry.record.clone());
-            inner.wake_or_start(entry.key);
-            inner.count();
-            Ok(entry)
+            let wall = (inner.clock.wall)();
+            let entry = inner.change_and_show(&key, &|before, keypair| {
+                let known = inner.names.known(&key).map(|record| record.sequence());
+                let known = KnownRecords { sequence: known.max(found.sequence), ..found };
+                signed(keypair, &path, terms, known, before, wall).map(Some)
+            })?;
+            if let Some(entry) = &entry {
+                inner.wake_or_start(entry.key);
+            }
+            entry.ok_or(PublishError::Stopping)
         })
         .await
     }
@@ -241,7 +253,7 @@ impl Publisher {
         let mut latest = published;
         let settling = async {
             loop {
-                match self.inner.book.get(&latest.key) {
+                match self.inner.store.publication(&latest.key) {
                     Some(entry) => latest = entry,
                     None => return,
                 }
@@ -256,8 +268,8 @@ impl Publisher {
 
     /// All published names, with their keys.
     pub fn list(&self) -> Vec<(Option<KeyInfo>, Published)> {
-        let named = |entry: Published| (self.inner.keys.find(&entry.key).map(|(info, _)| info), entry);
-        self.inner.book.list().into_iter().map(named).collect()
+        let named = |entry: Published| (self.inner.store.find(&entry.key).map(|(info, _)| info), entry);
+        self.inner.store.publications().into_iter().map(named).collect()
     }
 
     /// The names of the targets.
@@ -265,9 +277,9 @@ impl Publisher {
         &self.inner.target_names
     }
 
-    /// The keystore. Use [`Publisher::remove_key`] to remove a key.
-    pub fn keys(&self) -> &Arc<Keystore> {
-        &self.inner.keys
+    /// The keys. Use [`Publisher::remove_key`] to remove one.
+    pub fn keys(&self) -> &NameStore {
+        &self.inner.store
     }
 
     /// Updates the metrics after keys were created, imported or renamed.
@@ -278,17 +290,18 @@ impl Publisher {
     /// Removes a key permanently and stops renewing its name. Records already put stay valid until their end of life.
     ///
     /// # Errors
-    /// [`PublishError`] if the key is missing or reserved, or the disk fails.
+    /// [`PublishError`] if the key is missing or reserved, or could not be removed.
     pub async fn remove_key(&self, name: &str) -> Result<KeyInfo, PublishError> {
         let (inner, name) = (Arc::clone(&self.inner), name.to_owned());
         blocking(move || {
-            let _changing = inner.changing();
-            let (info, _) = inner.keys.get(&name)?;
-            let info = remove_key(&inner.keys, &inner.book, &info)?;
-            if let Some(task) = inner.tasks().remove(&info.key) {
-                task.handle.abort();
+            let (info, _) = inner.store.get(&name)?;
+            // The order of changes of the site is that of the site.
+            let _changing = (!info.of_site).then(|| inner.changing());
+            let info = inner.store.remove(&name)?;
+            match info.of_site {
+                true => inner.show_shared(),
+                false => inner.hide(&info.key),
             }
-            inner.names.remove_published(&info.key);
             inner.count();
             Ok(info)
         })
@@ -300,8 +313,9 @@ impl Publisher {
         self.inner.essential.failed()
     }
 
-    /// Stops all puts and renewals. Publications are already on disk.
+    /// Stops all puts and renewals. Publications are already durable.
     pub fn stop(&self) {
+        self.following.iter().for_each(AbortHandle::abort);
         self.inner.tasks().drain().for_each(|(_, task)| task.handle.abort());
     }
 }
@@ -312,39 +326,37 @@ impl Drop for Publisher {
     }
 }
 
-/// Signs a value with a key and writes it to the book. Without a running node, the next one puts it.
+/// Signs a value with a key and stores it. Without a running node, the next one puts it. Blocks, on a thread of Tokio's
+/// that may block.
 ///
 /// # Errors
-/// [`PublishError`]; nothing has changed then.
+/// [`PublishError`]; nothing has changed then, unless it is [`KeyError::Unavailable`] or [`KeyError::Shared`].
 pub fn sign(
-    book: &PublicationStore,
-    keypair: &Keypair,
+    store: &NameStore,
+    key: &Key,
     path: &str,
     terms: Terms,
     known: KnownRecords,
     now: std::time::SystemTime,
 ) -> Result<Published, PublishError> {
-    let key = Key::from(keypair.public().to_peer_id());
-    let value = checked_value(path, &key, terms)?;
-    let entry = book.change(&key, |before| {
-        let sequence = known.sequence.max(before.map(|before| before.record.sequence()));
-        let entry = Published::new(keypair, &value, terms, sequence, now)?;
-        let last_put = before.and_then(|before| before.last_put);
-        Ok(Some(Published { compared: known.compared, last_put, ..entry }))
-    })?;
+    let entry = store.change(key, &|before, keypair| signed(keypair, path, terms, known, before, now).map(Some))?;
     entry.ok_or(PublishError::Stopping)
 }
 
-/// Removes a key and its publication, in an order that is safe if the process crashes in between.
-///
-/// # Errors
-/// [`PublishError`] if the key is reserved or the disk fails.
-pub fn remove_key(keys: &Keystore, book: &PublicationStore, info: &KeyInfo) -> Result<KeyInfo, PublishError> {
-    if info.name == super::keystore::SELF {
-        return Err(KeyError::Reserved.into());
-    }
-    book.remove(&info.key)?;
-    Ok(keys.remove(&info.name)?)
+/// A new publication above the former one, and above what is known of the records of others.
+fn signed(
+    keypair: &Keypair,
+    path: &str,
+    terms: Terms,
+    known: KnownRecords,
+    before: Option<&Published>,
+    now: std::time::SystemTime,
+) -> Result<Published, PublishError> {
+    let value = checked_value(path, &Key::from(keypair.public().to_peer_id()), terms)?;
+    let sequence = known.sequence.max(before.map(|before| before.record.sequence()));
+    let entry = Published::new(keypair, &value, terms, sequence, now)?;
+    let last_put = before.and_then(|before| before.last_put);
+    Ok(Published { compared: known.compared, last_put, ..entry })
 }
 
 /// The value of a record: a valid path, where a CID is short for `/ipfs/CID`. Checks the durations as well.
@@ -379,6 +391,64 @@ impl Inner {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Brings the resolver and the task of a name up to date.
+    fn show(self: &Arc<Self>, entry: &Published) {
+        self.names.add_published(entry.key, entry.record.clone());
+        self.wake_or_start(entry.key);
+    }
+
+    /// Ends the task of a name that is published no longer, and removes it from the resolver.
+    fn hide(&self, key: &Key) {
+        if let Some(task) = self.tasks().remove(key) {
+            task.handle.abort();
+        }
+        self.names.remove_published(key);
+    }
+
+    /// Brings the resolver and the tasks up to date with what is known of the names of the site.
+    fn show_shared(self: &Arc<Self>) {
+        let Some(known) = self.store.watch() else { return };
+        // What is known is read under the lock, so that it is never older than what is shown.
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = Arc::clone(&known.borrow());
+        if Arc::ptr_eq(&known, &shown) {
+            return;
+        }
+        let by_key = |names: &'_ KnownNames| -> HashMap<Key, Published> {
+            names.publications().map(|entry| (entry.key, entry.clone())).collect()
+        };
+        let (before, now) = (by_key(&shown), by_key(&known));
+        for (key, entry) in &now {
+            if before.get(key) != Some(entry) {
+                self.show(entry);
+            }
+        }
+        before.keys().filter(|key| !now.contains_key(key)).for_each(|key| self.hide(key));
+        *shown = known;
+        drop(shown);
+        self.puts_ended.send_modify(|puts_ended| *puts_ended += 1);
+        self.count();
+    }
+
+    /// Changes a publication and brings the resolver up to date. Blocks.
+    fn change_and_show(
+        self: &Arc<Self>,
+        key: &Key,
+        change: &PublicationChange<'_>,
+    ) -> Result<Option<Published>, PublishError> {
+        // The order of changes of the site is that of the site, and waiting for it must not delay others.
+        let is_shared = self.store.is_shared(key);
+        let _changing = (!is_shared).then(|| self.changing());
+        let changed = self.store.change(key, change)?;
+        match &changed {
+            _ if is_shared => self.show_shared(),
+            Some(entry) => self.names.add_published(entry.key, entry.record.clone()),
+            None => {}
+        }
+        self.count();
+        Ok(changed)
+    }
+
     /// Wakes the task of a name, or starts it.
     fn wake_or_start(self: &Arc<Self>, key: Key) {
         let mut tasks = self.tasks();
@@ -411,9 +481,9 @@ impl Inner {
         pending.next(entry, context)
     }
 
-    /// Searches for the records of others if this node has not published with a key.
+    /// Searches for the records of others if the name is not published.
     async fn compare_unless_published(&self, key: Key) -> KnownRecords {
-        let Some(records) = self.records.as_ref().filter(|_| self.book.get(&key).is_none()) else {
+        let Some(records) = self.records.as_ref().filter(|_| self.store.publication(&key).is_none()) else {
             return KnownRecords::default();
         };
         let comparison = Comparison::search(&**records, key, self.options.comparison_timeout).await;
@@ -428,21 +498,15 @@ impl Inner {
     async fn change(
         self: &Arc<Self>,
         seen: &Published,
-        change: impl FnOnce(&Published, &Keypair) -> Result<Published, SignRecordError> + Send + 'static,
+        change: impl Fn(&Published, &Keypair) -> Result<Published, SignRecordError> + Send + 'static,
     ) -> Result<(), PublishError> {
         let (inner, seen) = (Arc::clone(self), seen.clone());
         blocking(move || {
-            let _changing = inner.changing();
-            let keypair = inner.keys.find(&seen.key).ok_or_else(|| KeyError::Missing(seen.key.to_string()))?.1;
-            let changed = inner.book.change(&seen.key, |entry| match entry {
-                Some(entry) if entry.record == seen.record => Ok(Some(change(entry, &keypair)?)),
+            let changed = inner.change_and_show(&seen.key, &|entry, keypair| match entry {
+                Some(entry) if entry.record == seen.record => Ok(Some(change(entry, keypair)?)),
                 _ => Ok(None),
             });
-            if let Some(entry) = changed? {
-                inner.names.add_published(entry.key, entry.record);
-            }
-            inner.count();
-            Ok(())
+            changed.map(|_| ())
         })
         .await
     }
@@ -520,7 +584,7 @@ impl Inner {
 
     /// Updates the gauges.
     fn count(&self) {
-        self.metrics.set(self.keys.list().len(), &self.book.list());
+        self.metrics.set(self.store.list().len(), &self.store.publications());
     }
 }
 
@@ -536,45 +600,114 @@ fn log_superseded(key: &Key, by: &Record) {
     );
 }
 
-/// The task of a name, which runs while the name is published.
+/// Follows the names of the site.
+async fn follow(inner: Weak<Inner>, mut known: watch::Receiver<Arc<KnownNames>>) {
+    while known.changed().await.is_ok() {
+        let Some(inner) = inner.upgrade() else { return };
+        inner.show_shared();
+    }
+}
+
+/// The task of a name, which runs while the name is published. When nothing is due, it waits without the permission to
+/// work for the name.
 async fn run_task(inner: Arc<Inner>, key: Key, changed: Arc<Notify>) {
-    let (mut pending, mut puts) = (PendingSteps::default(), FuturesUnordered::new());
-    let mut last: Option<Record> = None;
-    let mut logged: Option<Record> = None;
-    while let Some(entry) = inner.book.get(&key) {
-        if last.as_ref() != Some(&entry.record) {
-            // Dropping the pending puts cancels them: the previous record is obsolete.
-            (pending, puts) = (PendingSteps::default(), FuturesUnordered::new());
-            last = Some(entry.record.clone());
+    let mut steps = NameSteps::new(&inner, key, &changed);
+    while let Some(entry) = steps.entry() {
+        let wait = match steps.next(&entry) {
+            Step::Rest(rest) => rest,
+            _ => match inner.store.work(key, steps.run().boxed()).await {
+                Ok(()) => continue,
+                Err(wait) => wait,
+            },
+        };
+        steps.interrupt();
+        tokio::select! {
+            () = changed.notified() => {}
+            () = tokio::time::sleep(wait) => {}
         }
-        let superseding = inner.superseding(&entry);
+    }
+}
+
+/// The steps for a name.
+struct NameSteps<'a> {
+    inner: &'a Arc<Inner>,
+    key: Key,
+    changed: &'a Notify,
+    pending: PendingSteps,
+    puts: FuturesUnordered<BoxFuture<'static, PutResult>>,
+    /// The record that these steps are for.
+    last: Option<Record>,
+    /// The record that was logged as superseding it.
+    logged: Option<Record>,
+}
+
+impl<'a> NameSteps<'a> {
+    fn new(inner: &'a Arc<Inner>, key: Key, changed: &'a Notify) -> Self {
+        let (pending, puts) = (PendingSteps::default(), FuturesUnordered::new());
+        Self { inner, key, changed, pending, puts, last: None, logged: None }
+    }
+
+    /// The publication. If its record is another one than before, the pending puts are cancelled.
+    fn entry(&mut self) -> Option<Published> {
+        let entry = self.inner.store.publication(&self.key)?;
+        if self.last.as_ref() != Some(&entry.record) {
+            (self.pending, self.puts) = (PendingSteps::default(), FuturesUnordered::new());
+            self.last = Some(entry.record.clone());
+        }
+        Some(entry)
+    }
+
+    /// The next step.
+    fn next(&mut self, entry: &Published) -> Step {
+        let superseding = self.inner.superseding(entry);
         if let Some(record) = superseding.as_ref().filter(|_| entry.compared)
-            && logged.as_ref() != Some(record)
+            && self.logged.as_ref() != Some(record)
         {
             log_superseded(&entry.key, record);
-            logged = Some(record.clone());
+            self.logged = Some(record.clone());
         }
-        match inner.next(&entry, superseding.is_some(), &pending) {
+        self.inner.next(entry, superseding.is_some(), &self.pending)
+    }
+
+    /// Takes steps until none is due and no put is pending, or the name is published no longer.
+    async fn run(&mut self) {
+        while let Some(entry) = self.entry() {
+            match self.next(&entry) {
+                Step::Rest(_) if self.puts.is_empty() => return,
+                step => self.take(&entry, step).await,
+            }
+        }
+    }
+
+    async fn take(&mut self, entry: &Published, step: Step) {
+        let Self { inner, changed, pending, puts, .. } = self;
+        match step {
             Step::Renew => {
-                if !inner.renew(&entry).await {
+                if !inner.renew(entry).await {
                     pending.not_renewed((inner.clock.now)());
                 }
             }
             Step::Compare => tokio::select! {
-                compared = inner.compare(&entry) => if !compared { pending.not_compared((inner.clock.now)()) },
+                compared = inner.compare(entry) => if !compared { pending.not_compared((inner.clock.now)()) },
                 () = changed.notified() => {}
             },
             Step::Put(target) => {
                 pending.begun(&target);
-                puts.push(inner.put(&entry, target));
+                puts.push(inner.put(entry, target));
             }
             Step::Rest(rest) => tokio::select! {
-                Some(outcome) = puts.next(), if !puts.is_empty() => {
-                    inner.put_ended(&entry, &mut pending, outcome).await;
-                }
+                Some(outcome) = puts.next(), if !puts.is_empty() => inner.put_ended(entry, pending, outcome).await,
                 () = changed.notified() => {}
                 () = tokio::time::sleep(rest) => {}
             },
         }
+    }
+
+    /// Cancels the pending puts, if there are any.
+    fn interrupt(&mut self) {
+        if !self.puts.is_empty() {
+            self.puts = FuturesUnordered::new();
+        }
+        self.pending.interrupted((self.inner.clock.now)());
     }
 }

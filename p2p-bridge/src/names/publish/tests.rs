@@ -1,7 +1,9 @@
 //! Publishing to scripted targets, with a scripted DHT and a clock that tests advance.
 
 use super::super::NamesOptions;
-use super::super::keystore::SELF;
+use super::super::key_format::KeyKind;
+use super::super::keystore::{Keystore, SELF};
+use super::super::store_tests::{self, MemorySite};
 use super::super::tests::{CLOCK, Dht, HOUR, MINUTE, advance, names_with_records, to, until};
 use super::*;
 use bytes::Bytes;
@@ -84,13 +86,28 @@ impl Node {
             keys.is_some()
         })
         .await;
-        let keys = Arc::new(keys.expect("open"));
+        let store = NameStore::open(dir.path(), keys.expect("open"), None).expect("opens");
         let records = dht.map(|dht| Arc::clone(dht) as Arc<dyn RecordSource>);
         let names = names_with_records(NamesOptions::default(), records.clone());
         let targets = fakes.iter().map(|fake| Arc::new(Shared(Arc::clone(fake))) as Arc<dyn Target>).collect();
         let registry = &mut Registry::default();
-        let started = Publisher::with(options, dir.path(), keys, Arc::clone(&names), records, targets, CLOCK, registry);
-        Self { publisher: started.expect("starts"), names }
+        let publisher = Publisher::with(options, store, Arc::clone(&names), records, targets, CLOCK, registry);
+        Self { publisher, names }
+    }
+
+    /// A gateway of a site that shares names.
+    fn of_site(dir: &TempDir, site: &Arc<MemorySite>, fakes: &[&Arc<FakeTarget>]) -> Self {
+        let (store, names) =
+            (store_tests::open(dir.path(), Some(site)), names_with_records(NamesOptions::default(), None));
+        let targets = fakes.iter().map(|fake| Arc::new(Shared(Arc::clone(fake))) as Arc<dyn Target>).collect();
+        let registry = &mut Registry::default();
+        let publisher =
+            Publisher::with(PublishOptions::default(), store, Arc::clone(&names), None, targets, CLOCK, registry);
+        Self { publisher, names }
+    }
+
+    async fn publish_blog(&self, segment: &str) -> Result<Published, PublishError> {
+        self.publisher.publish("blog", &to(segment), None, None).await
     }
 
     async fn publish(&self, segment: &str) -> Published {
@@ -104,6 +121,11 @@ impl Node {
     /// Wakes the tasks of all names.
     fn wake(&self) {
         self.publisher.list().iter().for_each(|(_, entry)| self.publisher.inner.wake_or_start(entry.key));
+    }
+
+    /// The value of the published record of a name.
+    fn published_value(&self, key: &Key) -> Option<String> {
+        self.names.inner.published_record(&Name::Key(*key)).map(|record| record.value().to_owned())
     }
 
     async fn leads(&self, key: Key) -> String {
@@ -340,7 +362,7 @@ async fn removing_a_key_removes_its_publication_and_renaming_keeps_it() {
     let (dir, wan) = (dir(), FakeTarget::new("wan"));
     let node = Node::start(&dir, None, &[&wan]).await;
     let keys = node.publisher.keys();
-    let info = keys.create("site", super::super::key_format::KeyKind::Ed25519).expect("makes");
+    let info = keys.create("site", KeyKind::Ed25519).expect("makes");
     node.publisher.publish("site", &to("a"), None, None).await.expect("publishes");
     keys.rename("site", "page").expect("renames");
     let named = node.publisher.list().remove(0).0.expect("the key exists");
@@ -360,7 +382,7 @@ async fn nothing_is_published_with_a_concurrently_removed_key() {
     let node = Node::start(&dir, None, &[]).await;
     let keys = node.publisher.keys();
     for round in 0..50 {
-        let info = keys.create("site", super::super::key_format::KeyKind::Ed25519).expect("makes");
+        let info = keys.create("site", KeyKind::Ed25519).expect("makes");
         if round % 2 == 0 {
             node.publisher.publish("site", &to("a"), None, None).await.expect("publishes");
         }
@@ -384,4 +406,87 @@ async fn an_earlier_record_does_not_replace_a_later_one() {
     node.names.inner.cache.clear();
     node.names.add_published(first.key, first.record);
     assert_eq!(node.names.known(&second.key), Some(second.record));
+}
+
+/// What one gateway publishes every other one resolves at once, and one of them puts it.
+#[tokio::test]
+async fn names_of_a_site_are_published_by_any_gateway_and_put_by_one() {
+    let (site, dirs, wan) = (MemorySite::new(), [dir(), dir()], FakeTarget::new("wan"));
+    let [one, other] = [Node::of_site(&dirs[0], &site, &[&wan]), Node::of_site(&dirs[1], &site, &[&wan])];
+    let key = one.publisher.keys().create("blog", KeyKind::Ed25519).expect("creates").key;
+    let first = one.publish_blog("a").await.expect("publishes");
+    assert_eq!((first.record.sequence(), one.leads(key).await.as_str()), (0, "a"));
+    until("the other gateway has it", || other.published_value(&key).is_some()).await;
+    assert_eq!(other.leads(key).await, "a");
+    let settled = other.publisher.settled(first, Duration::from_secs(20)).await;
+    assert_eq!(settled.puts["wan"].peers, 7);
+    let second = other.publish_blog("b").await.expect("publishes");
+    assert_eq!((second.record.sequence(), other.leads(key).await.as_str()), (1, "b"));
+    until("the first gateway has it", || one.published_value(&key).as_deref() == Some(&*to("b"))).await;
+    assert_eq!(one.leads(key).await, "b");
+    until("it is put", || !one.entry().puts.is_empty() && !other.entry().puts.is_empty()).await;
+    until("no gateway works for it", || !site.is_claimed(&key)).await;
+    assert_eq!(wan.has(), [(0, "a".to_owned()), (1, "b".to_owned())], "each once");
+
+    advance(5 * HOUR);
+    [&one, &other].iter().for_each(|node| node.wake());
+    until("it is renewed and put", || wan.has().len() == 3 && !one.entry().puts.is_empty()).await;
+    until("no gateway works for it", || !site.is_claimed(&key)).await;
+    assert_eq!(wan.has().last(), Some(&(1, "b".to_owned())));
+    other.publisher.remove_key("blog").await.expect("removes");
+    until("it is withdrawn", || one.published_value(&key).is_none()).await;
+    assert!(one.publisher.list().is_empty() && other.publisher.list().is_empty());
+    assert!(one.publisher.inner.tasks().is_empty() && other.publisher.inner.tasks().is_empty());
+    assert_eq!(wan.has().len(), 3);
+}
+
+#[tokio::test]
+async fn another_gateway_continues_what_one_has_not_put() {
+    let (site, dirs) = (MemorySite::new(), [dir(), dir()]);
+    let (stalled, wan) = (FakeTarget::without_peers("wan"), FakeTarget::new("wan"));
+    let one = Node::of_site(&dirs[0], &site, &[&stalled]);
+    let key = one.publisher.keys().create("blog", KeyKind::Ed25519).expect("creates").key;
+    one.publish_blog("a").await.expect("publishes");
+    until("it works for the name", || site.is_claimed(&key)).await;
+    let other = Node::of_site(&dirs[1], &site, &[&wan]);
+    assert_eq!(other.leads(key).await, "a");
+    other.wake();
+    assert!(wan.has().is_empty(), "one gateway works for it");
+    drop(one);
+    until("the other one puts it", || wan.has() == [(0, "a".to_owned())]).await;
+    until("that is recorded", || !other.entry().puts.is_empty()).await;
+}
+
+#[tokio::test]
+async fn names_are_resolved_and_not_published_while_the_site_cannot_be_reached() {
+    let (site, dir, wan) = (MemorySite::new(), dir(), FakeTarget::new("wan"));
+    let node = Node::of_site(&dir, &site, &[&wan]);
+    let key = node.publisher.keys().create("blog", KeyKind::Ed25519).expect("creates").key;
+    node.publish_blog("a").await.expect("publishes");
+    until("it is put", || !node.entry().puts.is_empty()).await;
+    site.is_away.store(true, Ordering::Relaxed);
+    let refused = node.publish_blog("b").await;
+    assert!(matches!(refused, Err(PublishError::Key(KeyError::Unavailable { .. }))), "{refused:?}");
+    assert_eq!((node.leads(key).await.as_str(), node.entry().record.sequence()), ("a", 0));
+    assert_eq!(node.publish("own").await.record.sequence(), 0, "the node's own name does not need it");
+    site.is_away.store(false, Ordering::Relaxed);
+    assert_eq!(node.publish_blog("c").await.expect("publishes").record.sequence(), 1);
+}
+
+/// Two gateways that publish at the same time use different sequence numbers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publications_at_the_same_time_have_an_order() {
+    let (site, dirs) = (MemorySite::new(), [dir(), dir()]);
+    let nodes = [Node::of_site(&dirs[0], &site, &[]), Node::of_site(&dirs[1], &site, &[])];
+    let key = nodes[0].publisher.keys().create("blog", KeyKind::Ed25519).expect("creates").key;
+    for round in 0..10 {
+        let both = nodes.iter().map(|node| node.publish_blog("a"));
+        let published = futures::future::try_join_all(both).await.expect("publish");
+        let mut sequences: Vec<u64> = published.iter().map(|entry| entry.record.sequence()).collect();
+        sequences.sort_unstable();
+        assert_eq!(sequences, [2 * round, 2 * round + 1]);
+    }
+    for node in &nodes {
+        until("it has the latest", || node.names.known(&key).map(|record| record.sequence()) == Some(19)).await;
+    }
 }

@@ -10,7 +10,7 @@
 {{- if and .store.volumeClaim .store.credentialsSecret }}{{ fail "site.store.credentialsSecret is for site.store.bucket" }}{{ end }}
 {{- if not (has .disk (list "emptyDir" "ephemeral")) }}{{ fail "site.disk is neither emptyDir nor ephemeral" }}{{ end }}
 {{- end }}
-{{- range list "site.name" "site.database" "site.database_file" "site.database_ca" "site.store" "site.s3_credentials_file" }}
+{{- range list "site.name" "site.database" "site.database_file" "site.database_ca" "site.store" "site.s3_credentials_file" "site.names" "site.names_key_file" }}
 {{- if hasKey $.Values.settings . }}{{ fail (printf "settings has %s, which the values of site set" .) }}{{ end }}
 {{- end }}
 {{- end }}
@@ -33,6 +33,10 @@
 # A file is read again when the secret changes; variables are not.
 - { name: CAUSEWAY_SITE_S3_CREDENTIALS_FILE, value: "/etc/causeway/s3/{{ $site.store.credentialsKey }}" }
 {{- end }}
+{{- if $site.names.keySecret }}
+- { name: CAUSEWAY_SITE_NAMES, value: "shared" }
+- { name: CAUSEWAY_SITE_NAMES_KEY_FILE, value: "/etc/causeway/names/{{ $site.names.keyKey }}" }
+{{- end }}
 {{- if not (hasKey .Values.settings "http.drain_delay_seconds") }}
 # A pod that ends gets requests until all nodes have removed it from the service.
 - { name: CAUSEWAY_HTTP_DRAIN_DELAY_SECONDS, value: "5" }
@@ -46,6 +50,9 @@
 {{- end }}
 {{- if $site.store.credentialsSecret }}
 - { name: s3-credentials, mountPath: /etc/causeway/s3, readOnly: true }
+{{- end }}
+{{- if $site.names.keySecret }}
+- { name: names-key, mountPath: /etc/causeway/names, readOnly: true }
 {{- end }}
 {{- if $site.store.volumeClaim }}
 - { name: shared, mountPath: /shared }
@@ -87,6 +94,11 @@ volumes:
   {{- with $site.store.credentialsSecret }}
   - name: s3-credentials
     secret: { secretName: {{ . }} }
+  {{- end }}
+  {{- with $site.names.keySecret }}
+  # Readable by the group of the pod only, as the gateway demands.
+  - name: names-key
+    secret: { secretName: {{ . }}, defaultMode: 0440 }
   {{- end }}
   {{- with $site.store.volumeClaim }}
   - name: shared

@@ -78,9 +78,11 @@ impl From<PublishError> for ApiError {
     fn from(error: PublishError) -> Self {
         let status = match error {
             PublishError::Key(error) => return error.into(),
-            PublishError::Path { .. } | PublishError::Loop | PublishError::Terms | PublishError::Entry(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            PublishError::Path { .. }
+            | PublishError::Loop
+            | PublishError::Terms
+            | PublishError::SharedLifetime
+            | PublishError::Entry(_) => StatusCode::BAD_REQUEST,
             PublishError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             PublishError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
         };

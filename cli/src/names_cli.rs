@@ -233,13 +233,19 @@ enum Backend {
 }
 
 impl Backend {
-    async fn find(loaded: &Loaded, node: &NodeOptions) -> anyhow::Result<Self> {
+    /// Where a command runs. With the name of an own key of the gateway, it needs the keys of the site only as far as
+    /// they can be read.
+    async fn find(loaded: &Loaded, node: &NodeOptions, key: Option<&str>) -> anyhow::Result<Self> {
         if node.admin().is_some() {
             return Ok(Self::Node(connect(loaded, node).await?));
         }
         let dir = p2p::state_dir(&loaded.config.data_dir);
         match Keystore::open(&dir, LOCK_TIMEOUT) {
-            Ok(keys) => Ok(Self::Files(Arc::new(NameStore::open(&dir, keys, shared_names(loaded).await?)?))),
+            Ok(keys) => {
+                let is_own = key.is_some_and(|key| keys.get(key).is_ok());
+                let shared = shared_names_for(loaded, is_own).await?;
+                Ok(Self::Files(Arc::new(NameStore::open(&dir, keys, shared)?)))
+            }
             Err(KeyError::InUse { admin_address: Some(word), .. }) => {
                 Ok(Self::Node(connect_local(loaded, node, &word).await?))
             }
@@ -260,6 +266,17 @@ async fn shared_names(loaded: &Loaded) -> anyhow::Result<Option<Arc<dyn SharedNa
     // A command puts no records.
     let names = NameLog::open(Arc::new(log), Arc::new(SingleService), cipher).await;
     Ok(Some(names.map_err(|error| loaded.error(error.setting(), error.to_string()))?))
+}
+
+/// The keys and published names of the site; none if they cannot be read and the command is for an own key.
+async fn shared_names_for(loaded: &Loaded, is_own: bool) -> anyhow::Result<Option<Arc<dyn SharedNames>>> {
+    match shared_names(loaded).await {
+        Err(error) if is_own => {
+            eprintln!("warning: {error:#}: the gateway's own key is used");
+            Ok(None)
+        }
+        shared => shared,
+    }
 }
 
 /// Runs work on a thread where it may block.
@@ -289,7 +306,7 @@ pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
         let view = export(loaded, name, *format, output.as_deref()).await?;
         return print_view(json, &view, |view| format!("{}\n", view.file));
     }
-    let done = match Backend::find(loaded, node).await? {
+    let done = match Backend::find(loaded, node, None).await? {
         Backend::Files(keys) => {
             let data_dir = loaded.config.data_dir.clone();
             blocking(move || keys_of_files(&data_dir, &keys, command)).await?
@@ -364,7 +381,11 @@ async fn keys_of_node(remote: &Remote, command: KeyCommand) -> anyhow::Result<Do
 /// With a message for the user.
 pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<()> {
     let (json, node) = command.output_and_node();
-    let backend = Backend::find(loaded, node).await?;
+    let key = match &command {
+        NameCommand::Publish { key, .. } => Some(key.as_str()),
+        NameCommand::List { .. } => None,
+    };
+    let backend = Backend::find(loaded, node, key).await?;
     match command {
         NameCommand::Publish { path, key, lifetime, ttl, .. } => {
             let published = match &backend {
@@ -434,8 +455,10 @@ struct ExportView {
 }
 
 async fn export(loaded: &Loaded, name: &str, format: KeyFormat, output: Option<&Path>) -> anyhow::Result<ExportView> {
-    let shared = shared_names(loaded).await?;
-    let bytes = NameStore::peek(&p2p::state_dir(&loaded.config.data_dir), shared.as_deref(), name, format)?;
+    let dir = p2p::state_dir(&loaded.config.data_dir);
+    let is_own = Keystore::peek(&dir, name, KeyFormat::Protobuf).is_ok();
+    let shared = shared_names_for(loaded, is_own).await?;
+    let bytes = NameStore::peek(&dir, shared.as_deref(), name, format)?;
     let ending = match format {
         KeyFormat::Protobuf => "key",
         KeyFormat::Pem => "pem",

@@ -553,6 +553,12 @@ impl Bridge {
         outcome.await.unwrap_or(Err(PutError::Stopped))
     }
 
+    /// Whether [`Bridge::put_record`] would start in a scope now, since its DHT has peers.
+    pub async fn has_dht_peers(&self, scope: Scope) -> bool {
+        let (reply, has_peers) = oneshot::channel();
+        self.commands.send(Command::HasDhtPeers(scope, reply)).await.is_ok() && has_peers.await.unwrap_or_default()
+    }
+
     /// Searches for the providers of a block on behalf of a client, in the DHT and among known providers. Routers are
     /// not asked, so that two routers cannot ask each other in a loop.
     pub async fn find_providers(&self, key: &BlockKey) -> PeerSearch {

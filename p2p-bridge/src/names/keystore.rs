@@ -82,6 +82,13 @@ pub enum KeyError {
          name, or rename that key first"
     )]
     OfGateway(String),
+    /// This gateway alone has the key, in a site that shares names.
+    #[error(
+        "this gateway has this key as one of its own, \"{0}\": to make it one of the site, export it and remove it \
+         here (\"causeway key export {0}\", \"causeway key rm {0}\"), then import it again, and publish again what \
+         was published with it"
+    )]
+    OwnKey(String),
     /// A key of this gateway alone and one of the site have the name.
     #[error(
         "two keys are named \"{name}\": {own}, which only this gateway has, and {of_site}, which is one of the site: \
@@ -333,7 +340,8 @@ impl Keystore {
         if taken { Err(KeyError::Exists(name.to_owned())) } else { Ok(path) }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// The file of a key.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         file(&self.folder, name)
     }
 

@@ -152,8 +152,8 @@ impl KnownNames {
         self.keys.contains_key(name) || self.unreadable.contains(name)
     }
 
-    /// Decides on the addition of a key, with its publication if it has one.
-    pub(super) fn add(&self, info: &KeyInfo, secret: &Secret, published: Option<Published>) -> Decided<(), KeyError> {
+    /// Decides on the addition of a key.
+    pub(super) fn add(&self, info: &KeyInfo, secret: &Secret) -> Decided<(), KeyError> {
         let name = &info.name;
         if self.is_taken(name) {
             return Err(KeyError::Exists(name.clone()));
@@ -164,9 +164,7 @@ impl KnownNames {
         if self.keys.len() + self.unreadable.len() >= KEYS_MAX {
             return Err(KeyError::Full);
         }
-        let mut changes = vec![NameChange::PutKey { name: name.clone(), secret: secret.clone() }];
-        changes.extend(published.map(|entry| NameChange::PutPublication(Box::new(entry))));
-        Ok((changes, ()))
+        Ok((vec![NameChange::PutKey { name: name.clone(), secret: secret.clone() }], ()))
     }
 
     /// Decides on a new name for a key.
@@ -195,6 +193,15 @@ impl KnownNames {
 /// What was decided: the changes, and what is returned when they are made.
 pub(super) type Decided<T, E> = Result<(Vec<NameChange>, T), E>;
 
+/// What a change is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangeFor {
+    /// A request or a command, which is answered in bounded time.
+    Request,
+    /// The task of a name, which waits for its turn. Few of them work at a time ([`SharedNames::work`]).
+    Task,
+}
+
 /// Keys and publications that several gateways have.
 pub trait SharedNames: Send + Sync {
     /// What is known, as it changes.
@@ -207,10 +214,14 @@ pub trait SharedNames: Send + Sync {
     ///
     /// # Errors
     /// [`KeyError::Unavailable`] or [`KeyError::Shared`]. The changes may have been made nonetheless.
-    fn change(&self, decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>) -> Result<(), KeyError>;
+    fn change(
+        &self,
+        made_for: ChangeFor,
+        decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>,
+    ) -> Result<(), KeyError>;
 
     /// Runs `work` for a name while no other gateway works for it: until it ends, for a limited time, or until another
-    /// gateway has taken it over.
+    /// gateway has taken it over. The number of names that a gateway works for at a time is limited; others wait.
     ///
     /// # Errors
     /// How long to wait before the next attempt: another gateway works for the name, that is not known, or `work` was
@@ -224,10 +235,11 @@ pub trait SharedNames: Send + Sync {
 /// What was decided, or an error of [`SharedNames::change`].
 pub(super) fn change<T, E: From<KeyError>>(
     shared: &dyn SharedNames,
+    made_for: ChangeFor,
     decide: impl Fn(&KnownNames) -> Decided<T, E>,
 ) -> Result<T, E> {
     let mut decided = None;
-    shared.change(&mut |known| {
+    shared.change(made_for, &mut |known| {
         let (changes, result) = match decide(known) {
             Ok((changes, done)) => (changes, Ok(done)),
             Err(error) => (Vec::new(), Err(error)),

@@ -14,13 +14,14 @@
 use super::key_format::{KeyFormat, KeyKind, Secret};
 use super::keystore::{KeyError, KeyInfo, Keystore, LoadedKey, SELF, check_not_self, missing};
 use super::publish::{PublicationStore, PublishError, Published};
-use super::shared::{self, KnownNames, SharedNames};
+use super::shared::{self, ChangeFor, KnownNames, SharedNames};
 use content::names::Key;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use libp2p::identity::Keypair;
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -33,6 +34,8 @@ pub struct NameStore {
     own: Keystore,
     book: PublicationStore,
     shared: Option<Arc<dyn SharedNames>>,
+    /// The keys of the gateway that the site has as well, as far as they were logged.
+    logged: Mutex<BTreeSet<Key>>,
 }
 
 /// Where a key is.
@@ -48,7 +51,7 @@ impl NameStore {
     /// # Errors
     /// [`PublishError::Io`] if the publications cannot be read.
     pub fn open(state_dir: &Path, own: Keystore, shared: Option<Arc<dyn SharedNames>>) -> Result<Self, PublishError> {
-        let store = Self { own, book: PublicationStore::open(state_dir)?, shared };
+        let store = Self { own, book: PublicationStore::open(state_dir)?, shared, logged: Mutex::default() };
         store.log_unused();
         Ok(store)
     }
@@ -80,15 +83,37 @@ impl NameStore {
         }
     }
 
-    /// Logs the keys of the gateway that the site has as well.
-    fn log_unused(&self) {
+    /// Logs the keys of the gateway that the site has as well, each once: another gateway may have imported one.
+    pub(super) fn log_unused(&self) {
         let Some(known) = self.known() else { return };
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         for info in self.own.list() {
-            if let Some((of_site, _)) = known.find(&info.key) {
-                let (own, of_site) = (info.name, of_site.name);
-                tracing::info!(own, of_site, "the site has this key of the gateway as well: that of the site is used");
+            let Some((of_site, _)) = known.find(&info.key) else { continue };
+            if logged.insert(info.key) {
+                self.log_unused_key(&info, &of_site.name);
             }
         }
+    }
+
+    fn log_unused_key(&self, own: &KeyInfo, of_site: &str) {
+        if own.name == SELF {
+            tracing::warn!(
+                of_site,
+                "the site has the identity of this gateway as one of its keys: remove that key from the site \
+                 (\"causeway key rm\"), since the name is that of this gateway"
+            );
+            return;
+        }
+        let (file, published) = (self.own.path(&own.name), self.book.path(&own.key));
+        tracing::warn!(
+            own = own.name,
+            of_site,
+            file = %file.display(),
+            published = %published.display(),
+            "the site has this key of the gateway as well: that of the site is used, and what the gateway published \
+             with its own is not renewed. Publish it again, then stop the gateway and delete both files, or else the \
+             gateway uses them again when the key is removed from the site"
+        );
     }
 
     fn known(&self) -> Option<Arc<KnownNames>> {
@@ -139,7 +164,7 @@ impl NameStore {
     fn locate(&self, name: &str) -> Result<(Place, KeyInfo, Keypair), KeyError> {
         let located = self.locate_known(name);
         let (Err(KeyError::Missing(_)), Some(shared)) = (&located, &self.shared) else { return located };
-        shared::change(&**shared, |_| Ok::<_, KeyError>((Vec::new(), ())))?;
+        shared::change(&**shared, ChangeFor::Request, |_| Ok::<_, KeyError>((Vec::new(), ())))?;
         self.locate_known(name)
     }
 
@@ -169,11 +194,11 @@ impl NameStore {
         self.add(name, &Secret::generate(kind)?)
     }
 
-    /// Imports a key. Without a format it is detected. With shared names, a key that this gateway has already becomes
-    /// one of the site, with its publication.
+    /// Imports a key. Without a format it is detected. With shared names it becomes one of the site.
     ///
     /// # Errors
-    /// [`KeyError`] if the name or the key is invalid or taken, or there are too many keys.
+    /// [`KeyError`] if the name or the key is invalid or taken, or there are too many keys. With shared names, also if
+    /// this gateway has the key as one of its own: its publication would stay in a file.
     pub fn import(&self, name: &str, format: Option<KeyFormat>, bytes: &[u8]) -> Result<KeyInfo, KeyError> {
         let format = format.unwrap_or_else(|| KeyFormat::guess(bytes));
         self.add(name, &Secret::read(format, bytes)?)
@@ -184,13 +209,18 @@ impl NameStore {
         check_not_self(name)?;
         let info = LoadedKey::of_site(name, secret.keypair()?).info;
         self.check_own_names(name, &info.key)?;
-        let own = self.own.find(&info.key).map(|(own, _)| own);
-        if own.as_ref().is_some_and(|own| own.name == SELF) {
-            return Err(KeyError::Known(SELF.to_owned()));
-        }
-        let published = own.and_then(|own| self.book.get(&own.key));
-        shared::change(&**shared, |known| known.add(&info, secret, published.clone()))?;
+        self.check_not_own(&info.key)?;
+        shared::change(&**shared, ChangeFor::Request, |known| known.add(&info, secret))?;
         Ok(info)
+    }
+
+    /// A key that this gateway alone has becomes none of the site.
+    fn check_not_own(&self, key: &Key) -> Result<(), KeyError> {
+        match self.own.find(key) {
+            Some((own, _)) if own.name == SELF => Err(KeyError::Known(own.name)),
+            Some((own, _)) if !self.is_shared(key) => Err(KeyError::OwnKey(own.name)),
+            _ => Ok(()),
+        }
     }
 
     /// A name that another key of this gateway has would be ambiguous here.
@@ -230,7 +260,7 @@ impl NameStore {
         match (place, &self.shared) {
             (Place::Shared, Some(shared)) => {
                 self.check_own_names(to, &info.key)?;
-                shared::change(&**shared, |known| known.rename(&info, to))
+                shared::change(&**shared, ChangeFor::Request, |known| known.rename(&info, to))
             }
             _ if self.known().is_some_and(|known| known.is_taken(to)) => Err(KeyError::Exists(to.to_owned())),
             _ => self.own.rename(&info.name, to),
@@ -249,7 +279,7 @@ impl NameStore {
         }
         match (place, &self.shared) {
             (Place::Shared, Some(shared)) => {
-                shared::change(&**shared, |known| known.remove(&info))?;
+                shared::change(&**shared, ChangeFor::Request, |known| known.remove(&info))?;
                 Ok(info)
             }
             _ => {
@@ -296,8 +326,18 @@ impl NameStore {
     /// # Errors
     /// The error of `change`, [`KeyError::Missing`], or one of the disk or the shared store.
     pub fn change(&self, key: &Key, change: &PublicationChange<'_>) -> Result<Option<Published>, PublishError> {
+        self.change_for(ChangeFor::Request, key, change)
+    }
+
+    /// [`Self::change`], for a request or a task.
+    pub(super) fn change_for(
+        &self,
+        made_for: ChangeFor,
+        key: &Key,
+        change: &PublicationChange<'_>,
+    ) -> Result<Option<Published>, PublishError> {
         if let Some(shared) = self.shared.as_ref().filter(|_| self.is_shared(key)) {
-            return shared::change(&**shared, |known| decide_publication(known, key, change));
+            return shared::change(&**shared, made_for, |known| decide_publication(known, key, change));
         }
         let (_, pair) = self.own.find(key).ok_or_else(|| missing(&key.to_string()))?;
         self.book.change(key, |before| change(before, &pair))

@@ -3,14 +3,14 @@
 use super::key_format::{KeyFormat, KeyKind};
 use super::keystore::{KEYS_MAX, KeyError, Keystore, SELF};
 use super::publish::{KnownRecords, PublishError, Published, Terms, sign};
-use super::shared::{KnownNames, NameChange, SharedNames};
+use super::shared::{ChangeFor, KnownNames, NameChange, SharedNames};
 use super::store::NameStore;
 use content::names::Key;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
@@ -26,6 +26,10 @@ pub struct MemorySite {
     changing: Mutex<()>,
     /// The names that a gateway works for.
     claimed: Mutex<HashSet<Key>>,
+    /// How often each name was claimed.
+    claims: Mutex<HashMap<Key, usize>>,
+    /// How often work was cancelled under a claim.
+    cancelled: AtomicUsize,
     /// It cannot be reached.
     pub is_away: AtomicBool,
 }
@@ -39,14 +43,29 @@ impl MemorySite {
     pub fn is_claimed(&self, key: &Key) -> bool {
         self.claimed.lock().expect("no panics").contains(key)
     }
+
+    /// How often a name was claimed.
+    pub fn claims(&self, key: &Key) -> usize {
+        self.claims.lock().expect("no panics").get(key).copied().unwrap_or_default()
+    }
+
+    /// How often work was cancelled under a claim, which would not have been released in a database.
+    pub fn cancelled(&self) -> usize {
+        self.cancelled.load(Ordering::Relaxed)
+    }
 }
 
 /// Releases a claim when the work ends, or is cancelled.
-struct Release<'a>(&'a MemorySite, Key);
+struct Release<'a> {
+    site: &'a MemorySite,
+    key: Key,
+    has_ended: bool,
+}
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
-        self.0.claimed.lock().expect("no panics").remove(&self.1);
+        self.site.claimed.lock().expect("no panics").remove(&self.key);
+        self.site.cancelled.fetch_add(usize::from(!self.has_ended), Ordering::Relaxed);
     }
 }
 
@@ -55,7 +74,7 @@ impl SharedNames for MemorySite {
         self.known.subscribe()
     }
 
-    fn change(&self, decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>) -> Result<(), KeyError> {
+    fn change(&self, _: ChangeFor, decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>) -> Result<(), KeyError> {
         if self.is_away.load(Ordering::Relaxed) {
             return Err(KeyError::Unavailable { reason: "no route".to_owned() });
         }
@@ -75,8 +94,10 @@ impl SharedNames for MemorySite {
             if self.is_away.load(Ordering::Relaxed) || !self.claimed.lock().expect("no panics").insert(key) {
                 return Err(Duration::from_millis(5));
             }
-            let _release = Release(self, key);
+            *self.claims.lock().expect("no panics").entry(key).or_default() += 1;
+            let mut release = Release { site: self, key, has_ended: false };
             work.await;
+            release.has_ended = true;
             Ok(())
         }
         .boxed()
@@ -203,15 +224,28 @@ fn keys_that_a_gateway_had_stay_its_own() {
     assert!(!one.rename(&blog.key.to_string(), "old-blog").expect("by its ID").of_site);
     assert_eq!(one.get("blog").expect("is clear now").0, of_site);
 
-    // A key of a gateway becomes one of the site, with what is published.
+    // A key of a gateway becomes one of the site after it was removed there.
+    for name in ["wiki", "page"] {
+        assert!(matches!(one.import(name, None, &pem), Err(KeyError::OwnKey(own)) if own == "wiki"), "{name}");
+    }
+    assert_eq!(one.publication(&wiki.key).expect("is published").record.sequence(), 0);
+    one.remove("wiki").expect("removes");
     let moved = one.import("wiki", None, &pem).expect("imports");
     assert!(moved.of_site && moved.key == wiki.key && names(&one) == ["blog", "old-blog", SELF, "wiki"]);
-    assert_eq!(other.publication(&wiki.key).expect("is published").record.sequence(), 0);
-    assert_eq!(publish(&other, "wiki").expect("publishes").record.sequence(), 1);
-    assert_eq!(one.publication(&wiki.key).expect("is published").record.sequence(), 1);
+    assert_eq!((one.publication(&wiki.key), other.publication(&wiki.key)), (None, None));
+    let published = publish(&other, "wiki").expect("publishes");
+    assert_eq!(one.publication(&wiki.key), Some(published));
     assert_eq!(peek("wiki").expect("reads"), pem);
     assert_eq!(peek(&wiki.key.to_string()).expect("reads"), pem);
     assert!(peek("old-blog").is_ok() && matches!(peek("none"), Err(KeyError::Missing(_))));
+    other.remove("wiki").expect("removes");
+    assert!(one.publications().is_empty() && !names(&one).contains(&"wiki".to_owned()), "no file is left");
+    // Another gateway imports a key that this one has: that of the site is used while there is one.
+    let own = one.export("old-blog", KeyFormat::Pem).expect("exports");
+    other.import("shared", None, &own).expect("imports");
+    assert!(matches!(one.import("again", None, &own), Err(KeyError::Known(name)) if name == "shared"));
+    assert_eq!(names(&one), ["blog", SELF, "shared"]);
+    other.remove("shared").expect("removes");
     // The identity of a gateway is no key of the site.
     let own = Keystore::open(dirs[1].path(), Duration::ZERO);
     assert!(own.is_err(), "it is in use");
@@ -236,6 +270,21 @@ fn what_is_known_can_be_read_while_the_site_cannot_be_changed() {
     assert!(matches!(publish(&store, "blog"), Err(PublishError::Key(KeyError::Unavailable { .. }))));
     assert_eq!((names(&store).len(), store.publications().len()), (2, 1));
     assert!(store.get("blog").expect("is known").0 == blog && publish(&store, SELF).is_ok());
+}
+
+/// Names of a site are published for long enough that another gateway can continue.
+#[test]
+fn names_of_a_site_have_a_minimum_lifetime() {
+    let (site, dir) = (MemorySite::new(), folder());
+    let store = open(dir.path(), Some(&site));
+    store.create("blog", KeyKind::Ed25519).expect("creates");
+    for (name, lifetime, is_refused) in [("blog", 299, true), ("blog", 300, false), (SELF, 299, false)] {
+        let key = store.get(name).expect("is there").0.key;
+        let terms = Terms { lifetime: Duration::from_secs(lifetime), ttl: Duration::from_secs(60) };
+        let signed = sign(&store, &key, VALUE, terms, KnownRecords::default(), SystemTime::now());
+        assert_eq!(matches!(signed, Err(PublishError::SharedLifetime)), is_refused, "{name} {lifetime}");
+        assert_eq!(store.publication(&key).is_some(), !is_refused, "{name} {lifetime}");
+    }
 }
 
 #[test]

@@ -98,6 +98,8 @@ pub enum Command {
     Peers(usize, oneshot::Sender<Vec<ConnectedPeer>>),
     /// Suggest a provider of a DAG.
     Suggest(SessionId, Provider),
+    /// Whether a put in a scope would start now, since its DHT has peers.
+    HasDhtPeers(Scope, oneshot::Sender<bool>),
     /// The state of a DAG and its providers.
     Inspect(SessionId, oneshot::Sender<RootState>),
     /// The load of the network.
@@ -279,6 +281,9 @@ impl Task {
             Command::Suggest(root, provider) => self.suggest(root, provider),
             Command::Inspect(root, reply) => {
                 let _ = reply.send(self.inspect(&root));
+            }
+            Command::HasDhtPeers(scope, reply) => {
+                let _ = reply.send(self.has_dht_peers(scope));
             }
             Command::Load(reply) => {
                 let _ = reply.send(self.load());

@@ -67,6 +67,11 @@ impl Task {
         }
     }
 
+    /// Whether the DHT of a scope has peers.
+    pub(super) fn has_dht_peers(&mut self, scope: Scope) -> bool {
+        self.swarm.behaviour_mut().dht(scope).kbuckets().any(|bucket| !bucket.is_empty())
+    }
+
     /// Starts the puts that have a slot in this scope, if it has peers.
     pub(super) fn put(&mut self, scope: Scope) {
         let dht = self.swarm.behaviour_mut().dht(scope);

@@ -36,12 +36,12 @@ use content::{Cid, codec, hashes};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use p2p_bridge::names::keystore::KeyError;
-use p2p_bridge::names::shared::{KnownNames, NameChange, SharedNames};
+use p2p_bridge::names::shared::{ChangeFor, KnownNames, NameChange, SharedNames};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -59,6 +59,9 @@ const TURN_MAX: Duration = Duration::from_secs(180);
 /// How long a gateway waits that has not ended its work in time, so that others can claim it: they ask when a lease
 /// that they know of would have ended.
 const TURN_PAUSE: Duration = Duration::from_secs(45);
+/// The number of names that a gateway works for at a time: each has a claim, which is renewed, and a thread while it
+/// changes the log.
+const WORKING_MAX: usize = 16;
 /// How long a gateway waits at least while another one works for a name.
 const HELD_RETRY_MIN: Duration = Duration::from_secs(1);
 /// How long a gateway waits if it could not ask whether another one works for a name, or has lost its claim.
@@ -100,6 +103,8 @@ pub struct NameLog {
     /// Held while what is known changes, so that entries are applied in their order.
     state: BoundedLock<LogPosition>,
     known: watch::Sender<Arc<KnownNames>>,
+    /// A permit for each name that is worked for.
+    working: Semaphore,
 }
 
 /// The claims on the work for names.
@@ -162,7 +167,8 @@ impl NameLog {
                 Some(_) => {
                     let state = BoundedLock::new(position, WAITING_MAX);
                     let known = watch::Sender::new(Arc::new(known));
-                    return Ok(Arc::new(Self { log, claims: Claiming(claims), cipher, state, known }));
+                    let (claims, working) = (Claiming(claims), Semaphore::new(WORKING_MAX));
+                    return Ok(Arc::new(Self { log, claims, cipher, state, known, working }));
                 }
                 None => {
                     let sealed = cipher.seal_check().ok_or(NameLogError::Random)?;
@@ -190,8 +196,15 @@ impl NameLog {
     }
 
     /// Makes the changes that are decided on.
-    async fn decide(&self, decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>) -> Result<(), Failure> {
-        let mut position = self.state.lock_within(WAIT_MAX).await.ok_or(StoreError::Busy)?;
+    async fn decide(
+        &self,
+        made_for: ChangeFor,
+        decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>,
+    ) -> Result<(), Failure> {
+        let mut position = match made_for {
+            ChangeFor::Request => self.state.lock_within(WAIT_MAX).await.ok_or(StoreError::Busy)?,
+            ChangeFor::Task => self.state.lock().await,
+        };
         for _ in 0..ATTEMPTS_MAX {
             let changes = decide(&self.current());
             let changes = changes.iter().map(|change| records::encode(change, &self.cipher));
@@ -268,13 +281,18 @@ impl SharedNames for NameLog {
         self.known.subscribe()
     }
 
-    fn change(&self, decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>) -> Result<(), KeyError> {
-        Ok(Handle::current().block_on(self.decide(decide))?)
+    fn change(
+        &self,
+        made_for: ChangeFor,
+        decide: &mut dyn FnMut(&KnownNames) -> Vec<NameChange>,
+    ) -> Result<(), KeyError> {
+        Ok(Handle::current().block_on(self.decide(made_for, decide))?)
     }
 
     fn work<'a>(&'a self, key: Key, work: BoxFuture<'a, ()>) -> BoxFuture<'a, Result<(), Duration>> {
         async move {
             let root = claimed(&key).ok_or(CLAIM_RETRY)?;
+            let _permit = self.working.acquire().await.map_err(|_| CLAIM_RETRY)?;
             match self.claims.0.claim(&root).await {
                 Ok(Claimed::Granted(claim)) => self.work_claimed(claim, work).await,
                 Ok(Claimed::Held { retry_after }) => Err(retry_after.max(HELD_RETRY_MIN)),

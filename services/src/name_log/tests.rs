@@ -4,10 +4,13 @@ use super::*;
 use crate::pinning::coordination::SingleService;
 use crate::test_log::{Connection, Fault};
 use cache::MetadataStore;
-use p2p_bridge::names::key_format::{KeyFormat, KeyKind};
+use content::ipns::Record;
+use p2p_bridge::names::NamesOptions;
+use p2p_bridge::names::key_format::{KeyFormat, KeyKind, Secret};
 use p2p_bridge::names::keystore::{KeyInfo, Keystore, SELF};
-use p2p_bridge::names::publish::{KnownRecords, PublishError, Published, Terms, sign};
+use p2p_bridge::names::publish::{KnownRecords, PublishError, Published, Publisher, Target, Terms, sign};
 use p2p_bridge::names::store::NameStore;
+use p2p_bridge::options::PublishOptions;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -149,11 +152,17 @@ async fn private_keys_are_encrypted_and_bound_to_their_records() {
     one.create("wiki").await.expect("creates");
     for name in ["blog", "wiki"] {
         let secret = one.run(move |store| store.export(name, KeyFormat::Protobuf)).await.expect("exports");
-        let base64 = cid::multibase::Base::Base64Pad.encode(&secret);
+        // The message is a head of four bytes, the private key, and the public one.
+        let raw: &[u8] = &secret[4..36];
+        let has_raw = |bytes: &[u8]| bytes.windows(raw.len()).any(|window| window == raw);
+        assert!(secret.len() == 68 && has_raw(&secret));
         for (key, content) in records(&log) {
-            let text = String::from_utf8_lossy(&content).into_owned();
-            assert!(!text.contains(&base64) && !text.contains(&base64[12..36]), "{key}: {text}");
-            assert!(!content.windows(32).any(|window| secret.ends_with(window)), "{key}");
+            assert!(!has_raw(&content), "{key}");
+            let Some(stored) = key.strip_prefix("key/") else { continue };
+            let json: serde_json::Value = serde_json::from_slice(&content).expect("JSON");
+            let sealed = json["sealed"].as_str().expect("a text");
+            let sealed = cid::multibase::Base::Base64Pad.decode(sealed).expect("base64");
+            assert!(sealed.len() > secret.len() && !has_raw(&sealed), "{stored}");
         }
     }
     let other_key = NameLog::open(Connection::new(&log) as _, Arc::new(SingleService), cipher(2, "a")).await;
@@ -262,6 +271,106 @@ impl Claims for GatewayClaims {
         }
         futures::future::ready(()).boxed()
     }
+}
+
+/// A target whose puts start and do not end.
+struct Stalled;
+
+impl Target for Stalled {
+    fn name(&self) -> String {
+        "wan".to_owned()
+    }
+
+    fn put(&self, _: Key, _: Record) -> BoxFuture<'static, Result<usize, String>> {
+        std::future::pending().boxed()
+    }
+
+    fn is_ready(&self) -> BoxFuture<'static, bool> {
+        futures::future::ready(true).boxed()
+    }
+}
+
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_removed_leaves_no_claim() {
+    let (log, site, dir) = (MetadataStore::memory().shared(1 << 20), Arc::new(SiteClaims::default()), TempDir::new());
+    let (dir, lease) = (dir.expect("a folder"), Duration::from_secs(3600));
+    let claims = Arc::new(GatewayClaims { site: Arc::clone(&site), gateway: 1, lease });
+    let names = NameLog::open(Connection::new(&log) as _, claims, cipher(1, "a")).await.expect("opens");
+    let own = Keystore::open(dir.path(), Duration::ZERO).expect("opens");
+    let store = NameStore::open(dir.path(), own, Some(names as _)).expect("opens");
+    let registry = &mut prometheus_client::registry::Registry::default();
+    let options = NamesOptions { offline: true, ..NamesOptions::default() };
+    let resolver = p2p_bridge::Names::new(options, None, registry).expect("good options");
+    let targets: Vec<Arc<dyn Target>> = vec![Arc::new(Stalled)];
+    let publisher = Publisher::start(PublishOptions::default(), store, resolver, targets, registry);
+    let publisher = Arc::new(publisher);
+    let creating = Arc::clone(&publisher);
+    let created = tokio::task::spawn_blocking(move || creating.keys().create("blog", KeyKind::Ed25519));
+    created.await.expect("no panic").expect("creates");
+    publisher.publish("blog", VALUE, None, None).await.expect("publishes");
+    let claims = || site.held.lock().expect("no panics").len();
+    until("it is claimed", || claims() == 1).await;
+    publisher.remove_key("blog").await.expect("removes");
+    until("no claim is left", || claims() == 0).await;
+    assert_eq!(records(&log).len(), 1, "the check");
+}
+
+#[tokio::test]
+async fn the_number_of_names_that_a_gateway_works_for_is_limited() {
+    let (log, site) = (MetadataStore::memory().shared(1 << 20), Arc::new(SiteClaims::default()));
+    let claims = Arc::new(GatewayClaims { site: Arc::clone(&site), gateway: 1, lease: Duration::from_secs(3600) });
+    let gateway = Gateway::start_with(&log, claims).await;
+    let keys = (0..=WORKING_MAX).map(|_| {
+        let pair = Secret::generate(KeyKind::Ed25519).and_then(|secret| secret.keypair()).expect("generates");
+        Key::from(pair.public().to_peer_id())
+    });
+    let ending = Arc::new(Notify::new());
+    let work = |key: Key| {
+        let (log, ending) = (Arc::clone(&gateway.log), Arc::clone(&ending));
+        tokio::spawn(async move { log.work(key, async { ending.notified().await }.boxed()).await })
+    };
+    let working: Vec<_> = keys.map(work).collect();
+    let claims = || site.held.lock().expect("no panics").len();
+    until("as many as can are claimed", || claims() == WORKING_MAX && gateway.log.working.available_permits() == 0)
+        .await;
+    // Requests do not wait for them.
+    gateway.create("blog").await.expect("creates");
+    assert_eq!((claims(), working.iter().filter(|work| work.is_finished()).count()), (WORKING_MAX, 0));
+    ending.notify_one();
+    until("one has ended", || working.iter().any(tokio::task::JoinHandle::is_finished)).await;
+    until("the next one begins", || claims() == WORKING_MAX).await;
+    until("all end", || {
+        ending.notify_one();
+        working.iter().all(tokio::task::JoinHandle::is_finished)
+    })
+    .await;
+    assert_eq!(claims(), 0);
+}
+
+#[tokio::test]
+async fn tasks_wait_for_their_turn_and_requests_for_a_limited_time() {
+    let log = MetadataStore::memory().shared(1 << 20);
+    let gateway = Gateway::start(&log).await;
+    let held = gateway.log.state.lock().await;
+    let mut none = |_: &KnownNames| Vec::new();
+    let mut requests: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(gateway.log.state.lock_within(WAIT_MAX))).collect();
+    assert!(requests.iter_mut().all(|request| request.now_or_never().is_none()));
+    let refused = gateway.log.decide(ChangeFor::Request, &mut none).now_or_never();
+    assert!(refused.is_some_and(|refused| refused.is_err_and(|failure| failure.is_unavailable)));
+    let mut none = |_: &KnownNames| Vec::new();
+    let mut task = Box::pin(gateway.log.decide(ChangeFor::Task, &mut none));
+    assert!((&mut task).now_or_never().is_none(), "it waits");
+    drop(requests);
+    drop(held);
+    assert!(task.await.is_ok());
 }
 
 #[tokio::test]

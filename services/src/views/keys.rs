@@ -40,6 +40,7 @@ pub fn status(error: &KeyError) -> StatusCode {
         KeyError::Exists(_)
         | KeyError::Known(_)
         | KeyError::OfGateway(_)
+        | KeyError::OwnKey(_)
         | KeyError::Ambiguous { .. }
         | KeyError::Full
         | KeyError::InUse { .. } => StatusCode::CONFLICT,

@@ -33,7 +33,7 @@
 # A file is read again when the secret changes; variables are not.
 - { name: CAUSEWAY_SITE_S3_CREDENTIALS_FILE, value: "/etc/causeway/s3/{{ $site.store.credentialsKey }}" }
 {{- end }}
-{{- if $site.names.keySecret }}
+{{- if (($site.names).keySecret) }}
 - { name: CAUSEWAY_SITE_NAMES, value: "shared" }
 - { name: CAUSEWAY_SITE_NAMES_KEY_FILE, value: "/etc/causeway/names/{{ $site.names.keyKey }}" }
 {{- end }}
@@ -51,7 +51,7 @@
 {{- if $site.store.credentialsSecret }}
 - { name: s3-credentials, mountPath: /etc/causeway/s3, readOnly: true }
 {{- end }}
-{{- if $site.names.keySecret }}
+{{- if (($site.names).keySecret) }}
 - { name: names-key, mountPath: /etc/causeway/names, readOnly: true }
 {{- end }}
 {{- if $site.store.volumeClaim }}
@@ -95,7 +95,7 @@ volumes:
   - name: s3-credentials
     secret: { secretName: {{ . }} }
   {{- end }}
-  {{- with $site.names.keySecret }}
+  {{- with (($site.names).keySecret) }}
   # Readable by the group of the pod only, as the gateway demands.
   - name: names-key
     secret: { secretName: {{ . }}, defaultMode: 0440 }

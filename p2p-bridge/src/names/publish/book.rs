@@ -169,7 +169,7 @@ impl PublicationStore {
         Ok(self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(key))
     }
 
-    fn path(&self, key: &Key) -> PathBuf {
+    pub(in crate::names) fn path(&self, key: &Key) -> PathBuf {
         self.folder.join(format!("{key}{SUFFIX}"))
     }
 }

@@ -133,19 +133,19 @@ impl Published {
         entry
     }
 
-    /// The time until the next renewal, with renewals `every` so often.
-    fn rest(&self, now: SystemTime, every: Duration) -> Duration {
+    /// The time until the next renewal, with renewals `every` so often. Another gateway of a site, whose clock is
+    /// ahead, may have signed a shared record: it is as good as a new one while its end of life is late enough.
+    /// Otherwise two gateways would renew it in turn without end.
+    fn rest(&self, now: SystemTime, every: Duration, shared: bool) -> Duration {
         // A record must be renewed well before its end of life, whatever the settings are.
         let every = every.min(self.lifetime / 2);
         match now.duration_since(self.signed) {
             Ok(age) => every.saturating_sub(age),
             // It was signed in the future: the clock was set back, and the end of life is later by as much.
             Err(ahead) => {
-                if ahead.duration() > every {
-                    Duration::ZERO
-                } else {
-                    every
-                }
+                let left = self.record.end_of_life().duration_since(now).unwrap_or_default();
+                let is_new = if shared { left >= every } else { ahead.duration() <= every };
+                if is_new { every } else { Duration::ZERO }
             }
         }
     }
@@ -202,13 +202,15 @@ pub(super) struct StepContext<'a> {
     pub comparable: bool,
     /// Whether a newer record of another node is known.
     pub superseded: bool,
+    /// Whether the name is one of a site.
+    pub shared: bool,
     pub targets: &'a [String],
 }
 
 impl PendingSteps {
     /// The next step. Call it again for further puts.
     pub fn next(&self, entry: &Published, context: StepContext<'_>) -> Step {
-        let StepContext { now, wall, every, comparable, superseded, targets } = context;
+        let StepContext { now, wall, every, comparable, superseded, shared, targets } = context;
         let mut rest = REST_MAX;
         // Returns whether a step is due, and otherwise limits the rest to when it will be.
         let mut is_due = |after: Duration| {
@@ -222,7 +224,7 @@ impl PendingSteps {
         if superseded && entry.compared {
             return Step::Rest(rest);
         }
-        if is_due(entry.rest(wall, every).max(self.renewal.left(now))) {
+        if is_due(entry.rest(wall, every, shared).max(self.renewal.left(now))) {
             return Step::Renew;
         }
         for target in targets.iter().filter(|target| !entry.puts.contains_key(*target)) {
@@ -248,6 +250,11 @@ impl PendingSteps {
         } else {
             self.targets.entry(target.to_owned()).or_default().failed(now);
         }
+    }
+
+    /// Records that a put was not started, since its target has no peers.
+    pub fn not_begun(&mut self, target: &str, now: Instant) {
+        self.targets.entry(target.to_owned()).or_default().failed(now);
     }
 
     /// Records that the pending puts were cancelled before their end.
@@ -322,13 +329,18 @@ mod tests {
             every: 4 * HOUR,
             comparable: true,
             superseded: false,
+            shared: false,
             targets: &targets,
         };
         let compared = Published { compared: true, ..entry() };
         let lan = compared.put("lan", 3, start());
         let both = lan.put("wan", 20, start());
         let short = Published { lifetime: 2 * HOUR, ..both.clone() };
+        let brief = Terms { lifetime: 2 * HOUR, ttl: Duration::ZERO };
+        let brief = Published::new(&pair(), VALUE, brief, None, start()).expect("signs");
+        let ends_soon = Published { compared: true, lifetime: 48 * HOUR, ..brief };
         let at = |wall| StepContext { wall, ..context };
+        let of_site = |wall| StepContext { shared: true, ..at(wall) };
         let put = |target: &str| Step::Put(target.to_owned());
         let table = [
             ("first comparison", entry(), context, Step::Compare),
@@ -341,6 +353,15 @@ mod tests {
             ("renewal much later", both.clone(), at(start() + 400 * HOUR), Step::Renew),
             ("renewal after the clock was set back far", both.clone(), at(start() - 5 * HOUR), Step::Renew),
             ("none after a little", both.clone(), at(start() - HOUR), Step::Rest(REST_MAX)),
+            (
+                "nor if a gateway whose clock is ahead signed it",
+                both.clone(),
+                of_site(start() - 5 * HOUR),
+                Step::Rest(REST_MAX),
+            ),
+            ("or far ahead", both.clone(), of_site(start() - 500 * HOUR), Step::Rest(REST_MAX)),
+            ("unless it ends soon", ends_soon, of_site(start() - HOUR), Step::Renew),
+            ("renewal in a site", both.clone(), of_site(start() + 4 * HOUR), Step::Renew),
             ("short lifetimes are renewed sooner", short, at(start() + HOUR), Step::Renew),
             ("superseded by another node", compared, StepContext { superseded: true, ..context }, Step::Rest(REST_MAX)),
         ];
@@ -359,6 +380,7 @@ mod tests {
             every: 4 * HOUR,
             comparable: true,
             superseded: false,
+            shared: false,
             targets: &targets,
         };
         let entry = Published { compared: true, ..entry() };
@@ -400,7 +422,7 @@ mod tests {
             let entry = Published { lifetime: Duration::from_secs(lifetime), compared: true, ..entry() };
             let step = pending.next(&entry, StepContext {
                 now, wall: start() + Duration::from_secs(ago), every: Duration::from_secs(every),
-                comparable: true, superseded: false, targets: &targets,
+                comparable: true, superseded: false, shared: false, targets: &targets,
             });
             if let Step::Rest(rest) = step {
                 prop_assert!(!rest.is_zero() && rest <= REST_MAX);

@@ -22,7 +22,7 @@
 //! When a step is due, one of them takes it ([`NameStore::work`]); the others find that it is done, or take it when
 //! that one has ended. A gateway that was paused meanwhile can at worst put an older record, which the network has a
 //! newer one of: peers and routers keep the one with the higher sequence number, or of two with the same the one that
-//! is valid for longer.
+//! is valid for longer. It takes no step while the only one is a put to a target that has no peers.
 //!
 //! Non-goals: the content that a path leads to, and whether it exists.
 
@@ -41,7 +41,7 @@ pub use target::{Target, targets};
 
 use super::dht::RecordSource;
 use super::keystore::{KeyError, KeyInfo};
-use super::shared::KnownNames;
+use super::shared::{ChangeFor, KnownNames};
 use super::store::{NameStore, PublicationChange};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::essential::SupervisedTasks;
@@ -69,6 +69,8 @@ use tokio::time::timeout;
 
 /// The minimum lifetime of a record, which is renewed after half of it.
 pub const LIFETIME_MIN: Duration = Duration::from_secs(10);
+/// The minimum lifetime of a record of a site: clocks of gateways differ, and another one may have to take over.
+pub const SHARED_LIFETIME_MIN: Duration = Duration::from_secs(300);
 /// The maximum lifetime of a record.
 pub const LIFETIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The maximum time to live of a record.
@@ -100,6 +102,12 @@ pub enum PublishError {
         LIFETIME_MIN.as_secs(), LIFETIME_MAX.as_secs() / 86_400, TTL_MAX.as_secs() / 86_400
     )]
     Terms,
+    /// The lifetime is too short for a name of a site.
+    #[error(
+        "the lifetime of a name that the gateways of a site share must be at least {} seconds",
+        SHARED_LIFETIME_MIN.as_secs()
+    )]
+    SharedLifetime,
     /// The record could not be created.
     #[error(transparent)]
     Entry(#[from] SignRecordError),
@@ -230,10 +238,11 @@ impl Publisher {
         let reading = Arc::clone(&inner);
         let key = blocking(move || Ok(reading.store.get(&key_name)?.0.key)).await?;
         checked_value(&path, &key, terms)?;
+        check_lifetime(&inner.store, &key, terms)?;
         let found = inner.compare_unless_published(key).await;
         blocking(move || {
             let wall = (inner.clock.wall)();
-            let entry = inner.change_and_show(&key, &|before, keypair| {
+            let entry = inner.change_and_show(ChangeFor::Request, &key, &|before, keypair| {
                 let known = inner.names.known(&key).map(|record| record.sequence());
                 let known = KnownRecords { sequence: known.max(found.sequence), ..found };
                 signed(keypair, &path, terms, known, before, wall).map(Some)
@@ -300,7 +309,7 @@ impl Publisher {
             let info = inner.store.remove(&name)?;
             match info.of_site {
                 true => inner.show_shared(),
-                false => inner.hide(&info.key),
+                false => inner.stop_publishing(&info.key),
             }
             inner.count();
             Ok(info)
@@ -339,6 +348,7 @@ pub fn sign(
     known: KnownRecords,
     now: std::time::SystemTime,
 ) -> Result<Published, PublishError> {
+    check_lifetime(store, key, terms)?;
     let entry = store.change(key, &|before, keypair| signed(keypair, path, terms, known, before, now).map(Some))?;
     entry.ok_or(PublishError::Stopping)
 }
@@ -372,6 +382,14 @@ fn checked_value(path: &str, own: &Key, terms: Terms) -> Result<String, PublishE
     }
 }
 
+/// Checks the lifetime of a name of a site.
+fn check_lifetime(store: &NameStore, key: &Key, terms: Terms) -> Result<(), PublishError> {
+    match store.is_shared(key) && terms.lifetime < SHARED_LIFETIME_MIN {
+        true => Err(PublishError::SharedLifetime),
+        false => Ok(()),
+    }
+}
+
 /// Runs blocking work on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PublishError> + Send + 'static,
@@ -397,12 +415,33 @@ impl Inner {
         self.wake_or_start(entry.key);
     }
 
-    /// Ends the task of a name that is published no longer, and removes it from the resolver.
-    fn hide(&self, key: &Key) {
+    /// Ends the task of a name of this node that is published no longer, and removes it from the resolver.
+    fn stop_publishing(&self, key: &Key) {
         if let Some(task) = self.tasks().remove(key) {
             task.handle.abort();
         }
         self.names.remove_published(key);
+    }
+
+    /// Removes a name of the site that is published no longer from the resolver. Its task finds that and ends, after it
+    /// has released its claim.
+    fn withdraw(&self, key: &Key) {
+        self.names.remove_published(key);
+        if let Some(task) = self.tasks().get(key) {
+            task.changed.notify_one();
+        }
+    }
+
+    /// Whether a task ends, since its name is published no longer. A later publication starts another one.
+    fn ends(&self, key: &Key, changed: &Arc<Notify>) -> bool {
+        let mut tasks = self.tasks();
+        if self.store.publication(key).is_some() {
+            return false;
+        }
+        if tasks.get(key).is_some_and(|task| Arc::ptr_eq(&task.changed, changed)) {
+            tasks.remove(key);
+        }
+        true
     }
 
     /// Brings the resolver and the tasks up to date with what is known of the names of the site.
@@ -423,9 +462,10 @@ impl Inner {
                 self.show(entry);
             }
         }
-        before.keys().filter(|key| !now.contains_key(key)).for_each(|key| self.hide(key));
+        before.keys().filter(|key| !now.contains_key(key)).for_each(|key| self.withdraw(key));
         *shown = known;
         drop(shown);
+        self.store.log_unused();
         self.puts_ended.send_modify(|puts_ended| *puts_ended += 1);
         self.count();
     }
@@ -433,13 +473,14 @@ impl Inner {
     /// Changes a publication and brings the resolver up to date. Blocks.
     fn change_and_show(
         self: &Arc<Self>,
+        made_for: ChangeFor,
         key: &Key,
         change: &PublicationChange<'_>,
     ) -> Result<Option<Published>, PublishError> {
         // The order of changes of the site is that of the site, and waiting for it must not delay others.
         let is_shared = self.store.is_shared(key);
         let _changing = (!is_shared).then(|| self.changing());
-        let changed = self.store.change(key, change)?;
+        let changed = self.store.change_for(made_for, key, change)?;
         match &changed {
             _ if is_shared => self.show_shared(),
             Some(entry) => self.names.add_published(entry.key, entry.record.clone()),
@@ -476,6 +517,7 @@ impl Inner {
             every: self.options.every,
             comparable: self.records.is_some(),
             superseded,
+            shared: self.store.is_shared(&entry.key),
             targets: &self.target_names,
         };
         pending.next(entry, context)
@@ -502,7 +544,7 @@ impl Inner {
     ) -> Result<(), PublishError> {
         let (inner, seen) = (Arc::clone(self), seen.clone());
         blocking(move || {
-            let changed = inner.change_and_show(&seen.key, &|entry, keypair| match entry {
+            let changed = inner.change_and_show(ChangeFor::Task, &seen.key, &|entry, keypair| match entry {
                 Some(entry) if entry.record == seen.record => Ok(Some(change(entry, keypair)?)),
                 _ => Ok(None),
             });
@@ -551,6 +593,14 @@ impl Inner {
         let Some((_, target)) = target else { return std::future::pending().boxed() };
         let (record, putting) = (entry.record.clone(), target.put(entry.key, entry.record.clone()));
         async move { (name, record, putting.await) }.boxed()
+    }
+
+    /// Whether a put to a target would start now.
+    async fn is_ready(&self, name: &str) -> bool {
+        match self.targets.iter().find(|(target, _)| target == name) {
+            Some((_, target)) => target.is_ready().await,
+            None => false,
+        }
     }
 
     /// Records the result of a put.
@@ -612,8 +662,14 @@ async fn follow(inner: Weak<Inner>, mut known: watch::Receiver<Arc<KnownNames>>)
 /// work for the name.
 async fn run_task(inner: Arc<Inner>, key: Key, changed: Arc<Notify>) {
     let mut steps = NameSteps::new(&inner, key, &changed);
-    while let Some(entry) = steps.entry() {
-        let wait = match steps.next(&entry) {
+    loop {
+        let Some(entry) = steps.entry() else {
+            if inner.ends(&key, &changed) {
+                return;
+            }
+            continue;
+        };
+        let wait = match steps.next(&entry).await {
             Step::Rest(rest) => rest,
             _ => match inner.store.work(key, steps.run().boxed()).await {
                 Ok(()) => continue,
@@ -657,8 +713,19 @@ impl<'a> NameSteps<'a> {
         Some(entry)
     }
 
-    /// The next step.
-    fn next(&mut self, entry: &Published) -> Step {
+    /// The next step. Of a name of a site, it is no put to a target without peers: other gateways may have some.
+    async fn next(&mut self, entry: &Published) -> Step {
+        loop {
+            match self.next_of_any_target(entry) {
+                Step::Put(target) if self.inner.store.is_shared(&self.key) && !self.inner.is_ready(&target).await => {
+                    self.pending.not_begun(&target, (self.inner.clock.now)());
+                }
+                step => return step,
+            }
+        }
+    }
+
+    fn next_of_any_target(&mut self, entry: &Published) -> Step {
         let superseding = self.inner.superseding(entry);
         if let Some(record) = superseding.as_ref().filter(|_| entry.compared)
             && self.logged.as_ref() != Some(record)
@@ -672,7 +739,7 @@ impl<'a> NameSteps<'a> {
     /// Takes steps until none is due and no put is pending, or the name is published no longer.
     async fn run(&mut self) {
         while let Some(entry) = self.entry() {
-            match self.next(&entry) {
+            match self.next(&entry).await {
                 Step::Rest(_) if self.puts.is_empty() => return,
                 step => self.take(&entry, step).await,
             }

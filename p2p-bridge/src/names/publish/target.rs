@@ -16,6 +16,9 @@ pub trait Target: Send + Sync {
 
     /// Puts a record. Returns how many peers or routers accepted it, at least one, or why none did.
     fn put(&self, key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>>;
+
+    /// Whether a put would start now: it would not wait for a first peer.
+    fn is_ready(&self) -> BoxFuture<'static, bool>;
 }
 
 struct Dht {
@@ -31,6 +34,11 @@ impl Target for Dht {
     fn put(&self, key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>> {
         let (bridge, scope) = (self.bridge.clone(), self.scope);
         async move { bridge.put_record(scope, &key, &record).await.map_err(|error| error.to_string()) }.boxed()
+    }
+
+    fn is_ready(&self) -> BoxFuture<'static, bool> {
+        let (bridge, scope) = (self.bridge.clone(), self.scope);
+        async move { bridge.has_dht_peers(scope).await }.boxed()
     }
 }
 
@@ -53,6 +61,10 @@ impl Target for Routers {
             }
         }
         .boxed()
+    }
+
+    fn is_ready(&self) -> BoxFuture<'static, bool> {
+        futures::future::ready(true).boxed()
     }
 }
 

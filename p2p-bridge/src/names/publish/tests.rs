@@ -1,7 +1,7 @@
 //! Publishing to scripted targets, with a scripted DHT and a clock that tests advance.
 
 use super::super::NamesOptions;
-use super::super::key_format::KeyKind;
+use super::super::key_format::{KeyFormat, KeyKind};
 use super::super::keystore::{Keystore, SELF};
 use super::super::store_tests::{self, MemorySite};
 use super::super::tests::{CLOCK, Dht, HOUR, MINUTE, advance, names_with_records, to, until};
@@ -20,8 +20,12 @@ struct FakeTarget {
     records: Mutex<Vec<Record>>,
     refuses: AtomicBool,
     asked: AtomicUsize,
+    /// How often it was asked whether a put would start.
+    asked_if_ready: AtomicUsize,
     /// Puts wait until this is true.
     has_peers: watch::Sender<bool>,
+    /// Puts start nevertheless, and do not end before.
+    stalls: bool,
 }
 
 impl FakeTarget {
@@ -31,6 +35,10 @@ impl FakeTarget {
 
     fn without_peers(name: &'static str) -> Arc<Self> {
         Arc::new(Self { name, ..Self::default() })
+    }
+
+    fn stalled(name: &'static str) -> Arc<Self> {
+        Arc::new(Self { name, stalls: true, ..Self::default() })
     }
 
     fn has(&self) -> Vec<(u64, String)> {
@@ -60,6 +68,11 @@ impl Target for Shared {
             Ok(7)
         }
         .boxed()
+    }
+
+    fn is_ready(&self) -> BoxFuture<'static, bool> {
+        self.0.asked_if_ready.fetch_add(1, Ordering::Relaxed);
+        futures::future::ready(self.0.stalls || *self.0.has_peers.borrow()).boxed()
     }
 }
 
@@ -436,14 +449,14 @@ async fn names_of_a_site_are_published_by_any_gateway_and_put_by_one() {
     other.publisher.remove_key("blog").await.expect("removes");
     until("it is withdrawn", || one.published_value(&key).is_none()).await;
     assert!(one.publisher.list().is_empty() && other.publisher.list().is_empty());
-    assert!(one.publisher.inner.tasks().is_empty() && other.publisher.inner.tasks().is_empty());
+    until("the tasks end", || [&one, &other].iter().all(|node| node.publisher.inner.tasks().is_empty())).await;
     assert_eq!(wan.has().len(), 3);
 }
 
 #[tokio::test]
 async fn another_gateway_continues_what_one_has_not_put() {
     let (site, dirs) = (MemorySite::new(), [dir(), dir()]);
-    let (stalled, wan) = (FakeTarget::without_peers("wan"), FakeTarget::new("wan"));
+    let (stalled, wan) = (FakeTarget::stalled("wan"), FakeTarget::new("wan"));
     let one = Node::of_site(&dirs[0], &site, &[&stalled]);
     let key = one.publisher.keys().create("blog", KeyKind::Ed25519).expect("creates").key;
     one.publish_blog("a").await.expect("publishes");
@@ -455,6 +468,63 @@ async fn another_gateway_continues_what_one_has_not_put() {
     drop(one);
     until("the other one puts it", || wan.has() == [(0, "a".to_owned())]).await;
     until("that is recorded", || !other.entry().puts.is_empty()).await;
+    let before = other.entry();
+    advance(5 * HOUR);
+    other.wake();
+    until("the other one renews it", || wan.has().len() == 2 && !other.entry().puts.is_empty()).await;
+    assert!(other.entry().record.end_of_life() >= before.record.end_of_life() + 4 * HOUR);
+}
+
+/// A put for which there are no peers is left to other gateways, and tried later.
+#[tokio::test]
+async fn no_gateway_holds_a_name_of_the_site_while_a_target_has_no_peers() {
+    let (site, dir) = (MemorySite::new(), dir());
+    let (lan, wan) = (FakeTarget::without_peers("lan"), FakeTarget::new("wan"));
+    let node = Node::of_site(&dir, &site, &[&lan, &wan]);
+    let key = node.publisher.keys().create("blog", KeyKind::Ed25519).expect("creates").key;
+    node.publish_blog("a").await.expect("publishes");
+    until("it is put to the target with peers", || node.entry().puts.contains_key("wan")).await;
+    until("the claim is released", || !site.is_claimed(&key)).await;
+    let (claims, asked) = (site.claims(&key), lan.asked_if_ready.load(Ordering::Relaxed));
+    advance(MINUTE);
+    node.wake();
+    until("it is asked for peers", || lan.asked_if_ready.load(Ordering::Relaxed) > asked).await;
+    tokio::task::yield_now().await;
+    lan.has_peers.send_replace(true);
+    assert_eq!((site.claims(&key), lan.has().len()), (claims, 0), "nothing is claimed without peers");
+    advance(HOUR);
+    node.wake();
+    until("it is put", || lan.has() == [(0, "a".to_owned())]).await;
+    until("the claim is released", || !site.is_claimed(&key)).await;
+}
+
+/// A key that is removed while its name is worked for ends the work, and not the task that releases the claim.
+#[tokio::test]
+async fn the_task_of_a_removed_name_ends_its_work_first() {
+    let (site, dir, wan) = (MemorySite::new(), dir(), FakeTarget::stalled("wan"));
+    let node = Node::of_site(&dir, &site, &[&wan]);
+    for round in 0..5 {
+        let key = node.publisher.keys().create("blog", KeyKind::Ed25519).expect("creates").key;
+        node.publish_blog("a").await.expect("publishes");
+        until("it works for the name", || site.is_claimed(&key)).await;
+        node.publisher.remove_key("blog").await.expect("removes");
+        until("the task ends", || node.publisher.inner.tasks().is_empty()).await;
+        assert_eq!((site.is_claimed(&key), site.cancelled(), round), (false, 0, round));
+    }
+    // The same key again, while the task of before may not have ended.
+    let pem = {
+        node.publisher.keys().create("page", KeyKind::Ed25519).expect("creates");
+        node.publisher.keys().export("page", KeyFormat::Pem).expect("exports")
+    };
+    for round in 0..20 {
+        let published = node.publisher.publish("page", &to("a"), None, None).await.expect("publishes");
+        let put = || site.is_claimed(&published.key);
+        until("it works for the name", put).await;
+        assert_eq!(node.publisher.inner.tasks().len(), 1, "round {round}");
+        node.publisher.remove_key("page").await.expect("removes");
+        node.publisher.keys().import("page", None, &pem).expect("imports");
+    }
+    assert_eq!(site.cancelled(), 0);
 }
 
 #[tokio::test]

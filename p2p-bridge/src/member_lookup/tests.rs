@@ -304,34 +304,69 @@ async fn addresses_that_are_those_of_others_here_do_not_hide_an_owner() {
     }
 }
 
-/// A TCP proxy in front of a gateway, which waits before it connects. Counts the bytes that the gateway sends.
-async fn slow_proxy(to: &Multiaddr) -> (Multiaddr, Arc<AtomicUsize>) {
+/// A TCP proxy in front of a gateway, which does this with the two sides of each connection.
+async fn proxy<F: Future<Output = ()> + Send + 'static>(
+    to: &Multiaddr,
+    delay: Duration,
+    carry: impl Fn(TcpStream, TcpStream) -> F + Send + Sync + 'static,
+) -> Multiaddr {
     let port = to.iter().find_map(|part| if let Protocol::Tcp(port) = part { Some(port) } else { None }).expect("TCP");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = format!("/ip4/127.0.0.1/tcp/{}", listener.local_addr().expect("bound").port());
-    let returned = Arc::<AtomicUsize>::default();
-    let counted = Arc::clone(&returned);
+    let carry = Arc::new(carry);
     tokio::spawn(async move {
-        while let Ok((mut here, _)) = listener.accept().await {
-            let returned = Arc::clone(&counted);
+        while let Ok((here, _)) = listener.accept().await {
+            let carry = Arc::clone(&carry);
             tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                let mut there = TcpStream::connect(("127.0.0.1", port)).await.expect("connects");
-                let ((mut from_here, mut to_here), (mut from_there, mut to_there)) = (here.split(), there.split());
-                let back = async {
-                    let mut buffer = vec![0; 65_536];
-                    while let Ok(read @ 1..) = from_there.read(&mut buffer).await {
-                        returned.fetch_add(read, Ordering::Relaxed);
-                        if to_here.write_all(&buffer[..read]).await.is_err() {
-                            break;
-                        }
-                    }
-                };
-                tokio::join!(back, tokio::io::copy(&mut from_here, &mut to_there).map(drop));
+                tokio::time::sleep(delay).await;
+                let there = TcpStream::connect(("127.0.0.1", port)).await.expect("connects");
+                carry(here, there).await;
             });
         }
     });
-    (address.parse().expect("an address"), returned)
+    address.parse().expect("an address")
+}
+
+/// One that waits before it connects. Counts the bytes that the gateway sends.
+async fn slow_proxy(to: &Multiaddr) -> (Multiaddr, Arc<AtomicUsize>) {
+    let sent = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&sent);
+    let address = proxy(to, Duration::from_secs(1), move |mut here, mut there| {
+        let sent = Arc::clone(&counted);
+        async move {
+            let ((mut from_here, mut to_here), (mut from_there, mut to_there)) = (here.split(), there.split());
+            let back = async {
+                let mut buffer = vec![0; 65_536];
+                while let Ok(read @ 1..) = from_there.read(&mut buffer).await {
+                    sent.fetch_add(read, Ordering::Relaxed);
+                    if to_here.write_all(&buffer[..read]).await.is_err() {
+                        break;
+                    }
+                }
+            };
+            tokio::join!(back, tokio::io::copy(&mut from_here, &mut to_there).map(drop));
+        }
+    });
+    (address.await, sent)
+}
+
+/// One that passes on nothing, and keeps its connections open, once the token is cancelled.
+async fn cuttable_proxy(to: &Multiaddr) -> (Multiaddr, CancellationToken) {
+    let cut = CancellationToken::new();
+    let of_proxy = cut.clone();
+    let address = proxy(to, Duration::ZERO, move |mut here, mut there| {
+        let cut = of_proxy.clone();
+        async move {
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut here, &mut there) => return,
+                () = cut.cancelled() => {}
+            }
+            // The sockets stay open.
+            std::future::pending::<()>().await;
+            drop((here, there));
+        }
+    });
+    (address.await, cut)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -388,32 +423,6 @@ async fn a_connection_that_is_broken_is_replaced() {
     let since = Instant::now();
     assert_eq!(asker.ask(&direct, lookup(&held, false)).await, stored(&held));
     assert!(since.elapsed() < Duration::from_secs(2), "the broken one is not used any more");
-}
-
-/// A TCP proxy in front of a gateway, which passes on nothing, and keeps its connections open, once the token is
-/// cancelled.
-async fn cuttable_proxy(to: &Multiaddr) -> (Multiaddr, CancellationToken) {
-    let port = to.iter().find_map(|part| if let Protocol::Tcp(port) = part { Some(port) } else { None }).expect("TCP");
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = format!("/ip4/127.0.0.1/tcp/{}", listener.local_addr().expect("bound").port());
-    let cut = CancellationToken::new();
-    let of_task = cut.clone();
-    tokio::spawn(async move {
-        while let Ok((mut here, _)) = listener.accept().await {
-            let cut = of_task.clone();
-            tokio::spawn(async move {
-                let mut there = TcpStream::connect(("127.0.0.1", port)).await.expect("connects");
-                tokio::select! {
-                    _ = tokio::io::copy_bidirectional(&mut here, &mut there) => return,
-                    () = cut.cancelled() => {}
-                }
-                // The sockets stay open.
-                std::future::pending::<()>().await;
-                drop((here, there));
-            });
-        }
-    });
-    (address.parse().expect("an address"), cut)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@
 //! | `records` | the records: a line of the denylist of the site each, or a token |
 //! | `copy` | the copy of the denylist in a file, which is read as every other list |
 //! | `lock` | the lock of what is known, with admission control |
+//! | `following` | when the changes of others are read |
 //!
 //! The changes are in a log that the gateways share ([`cache::MetadataLog`]), apart from that of pins. A gateway
 //! appends what it has decided on the records that it knows; if others have appended meanwhile, it applies their
@@ -23,6 +24,7 @@
 //! exponential back-off, since that takes a reading of all records; a change of rules does so at once.
 
 mod copy;
+pub(crate) mod following;
 pub(crate) mod lock;
 mod records;
 #[cfg(test)]
@@ -474,17 +476,6 @@ impl ControlLog {
     fn pending(&self) -> MutexGuard<'_, PendingDeletions> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Waits for a notification that others have appended to a log; without end if there are none.
-pub(crate) async fn notified(notifications: &mut Option<watch::Receiver<LogPosition>>) {
-    if let Some(latest) = notifications
-        && latest.changed().await.is_ok()
-    {
-        return;
-    }
-    *notifications = None;
-    std::future::pending().await
 }
 
 /// Runs `work` on a thread where it may block.

@@ -7,18 +7,16 @@
 //! Non-goals: pins, which are those of the site; the shared storage; caches in front, which are those of the site, and
 //! which the gateway purges that was asked.
 
-use crate::control_log::{ControlLog, PendingDeletions, notified};
+use crate::control_log::following::Following;
+use crate::control_log::{ControlLog, PendingDeletions};
 use crate::denylists::Control;
 use crate::supervision::Supervisor;
 use content::{BlockKey, Cid};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
-/// The interval at which changes of others are polled without a notification.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long it takes until a deletion that has failed is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// Deletions that wait. Further ones wait in the control log.
@@ -112,27 +110,17 @@ async fn delete_all(control: &Control, mut waiting: mpsc::Receiver<PendingDeleti
 
 /// Applies the changes of others one after the other, and queues what is to be deleted.
 pub(super) async fn apply_all(control: &Control, site: &ControlLog, deletions: mpsc::Sender<PendingDeletions>) {
-    let mut notifications = site.watch();
-    let mut poll = tokio::time::interval(POLL_INTERVAL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_failing = false;
+    let mut following = Following::new(site.watch());
     loop {
-        tokio::select! {
-            () = notified(&mut notifications) => {}
-            _ = poll.tick() => {}
-        }
+        following.next().await;
         // Without a permit the blocks wait in the control log. This is their one sender.
         let permit = deletions.try_reserve().ok();
         let applied = control.apply_changes(site, permit.is_some()).await;
-        match &applied {
-            Err(error) if !is_failing => {
-                let message = "changes of the site's rules and tokens cannot be applied: what is known is in force";
-                tracing::warn!(%error, "{message}");
-            }
-            Ok(_) if is_failing => tracing::info!("changes of the site's rules and tokens are applied again"),
-            _ => {}
-        }
-        is_failing = applied.is_err();
+        following.log(
+            &applied,
+            "changes of the site's rules and tokens cannot be applied: what is known is in force",
+            "changes of the site's rules and tokens are applied again",
+        );
         if let Some((permit, pending)) = permit.zip(applied.ok().filter(|pending| !pending.is_empty())) {
             permit.send(pending);
         }

@@ -25,8 +25,8 @@ mod tests;
 
 pub use self::cipher::NameCipher;
 
+use crate::control_log::following::Following;
 use crate::control_log::lock::BoundedLock;
-use crate::control_log::notified;
 use crate::pinning::coordination::{self, Claim, Claimed, Claims};
 use crate::supervision::Supervisor;
 use cache::metadata_store::{Appended, Change, LogEntry, LogPosition};
@@ -42,7 +42,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
 /// How often a change is decided again because others have appended first.
@@ -51,8 +50,6 @@ const ATTEMPTS_MAX: usize = 64;
 const WAITING_MAX: usize = 64;
 /// How long a change waits for others, so that it is answered before the timeout of admin requests.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// The interval at which changes of others are polled without a notification.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long one gateway works for a name before others may. Searching for the peers of a record, and sending it to
 /// them, mostly takes less than two minutes.
 const TURN_MAX: Duration = Duration::from_secs(180);
@@ -335,23 +332,13 @@ async fn read(log: &Arc<dyn MetadataLog>, cipher: &Arc<NameCipher>) -> Result<Re
 
 /// Applies the changes of others one after the other.
 async fn follow(names: Arc<NameLog>) {
-    let mut notifications = names.log.watch();
-    let mut poll = tokio::time::interval(POLL_INTERVAL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_failing = false;
+    let mut following = Following::new(names.log.watch());
     loop {
-        tokio::select! {
-            () = notified(&mut notifications) => {}
-            _ = poll.tick() => {}
-        }
-        let applied = names.catch_up().await;
-        match &applied {
-            Err(error) if !is_failing => {
-                tracing::warn!(%error, "changes of the site's keys and names cannot be read: what is known is used");
-            }
-            Ok(()) if is_failing => tracing::info!("changes of the site's keys and names are read again"),
-            _ => {}
-        }
-        is_failing = applied.is_err();
+        following.next().await;
+        following.log(
+            &names.catch_up().await,
+            "changes of the site's keys and names cannot be read: what is known is used",
+            "changes of the site's keys and names are read again",
+        );
     }
 }

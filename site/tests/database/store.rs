@@ -127,13 +127,19 @@ impl Gateway {
         true
     }
 
-    /// Puts blocks under a temporary pin, as an upload does, until all of them are written ahead.
-    async fn upload(&self, site: &Site, blocks: &[Block]) -> Arc<PinAttempt> {
+    /// Puts blocks under a temporary pin, as an upload does.
+    async fn put_temporary(&self, blocks: &[Block]) -> Arc<PinAttempt> {
         let temporary = self.store().begin_temporary_pin().await.expect("begins");
         for block in blocks {
             self.store().put_member(block, &temporary).await.expect("is put");
         }
         self.store().written().await.expect("is written");
+        temporary
+    }
+
+    /// The same, until all of them are written ahead.
+    async fn upload(&self, site: &Site, blocks: &[Block]) -> Arc<PinAttempt> {
+        let temporary = self.put_temporary(blocks).await;
         until("they are written ahead", async || site.objects().await == blocks.len()).await;
         temporary
     }
@@ -228,18 +234,10 @@ async fn a_temporary_pin_is_that_of_the_own_disk() {
     let site = Site::caching(0).await;
     let (one, other) = (site.gateway().await, site.gateway().await);
     let upload = blocks("upload", 5);
-    let temporary = one.store().begin_temporary_pin().await.expect("begins");
-    for block in &upload {
-        one.store().put_member(block, &temporary).await.expect("is put");
-    }
-    one.store().written().await.expect("is written");
+    let temporary = one.put_temporary(&upload).await;
     assert!(one.has_all(&upload).await);
     assert!(site.shared().await.locate(&keys(&upload)).await.expect("is read").is_empty(), "it is not pinned yet");
-    let attempt = one.store().begin_pin(*upload[0].cid(), None).await.expect("begins");
-    for block in &upload {
-        one.store().put_held_member(*block.cid(), &attempt).await.expect("is put");
-    }
-    assert_eq!(one.store().finish_pin(attempt).await.expect("is pinned").blocks, 5);
+    assert_eq!(one.pin_held(&upload).await.expect("is pinned").blocks, 5);
     one.store().release(&temporary);
     one.store().flush().await.expect("is released");
     assert!(other.has_all(&upload).await);
@@ -291,11 +289,7 @@ async fn an_upload_that_is_pinned_at_once_leaves_one_object_for_each_block() {
     let site = Site::caching(0).await;
     let (one, other) = (site.gateway().await, site.gateway().await);
     let upload = blocks("upload", 600);
-    let temporary = one.store().begin_temporary_pin().await.expect("begins");
-    for block in &upload {
-        one.store().put_member(block, &temporary).await.expect("is put");
-    }
-    one.store().written().await.expect("is written");
+    let temporary = one.put_temporary(&upload).await;
     assert_eq!(one.pin_held(&upload).await.expect("is pinned").blocks, 600);
     one.store().release(&temporary);
     until("what is not needed is deleted", async || site.pending_objects().await == 0).await;

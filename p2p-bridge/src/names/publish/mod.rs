@@ -453,9 +453,6 @@ impl Inner {
         if Arc::ptr_eq(&known, &shown) {
             return;
         }
-        let by_key = |names: &'_ KnownNames| -> HashMap<Key, Published> {
-            names.publications().map(|entry| (entry.key, entry.clone())).collect()
-        };
         let (before, now) = (by_key(&shown), by_key(&known));
         for (key, entry) in &now {
             if before.get(key) != Some(entry) {
@@ -463,6 +460,7 @@ impl Inner {
             }
         }
         before.keys().filter(|key| !now.contains_key(key)).for_each(|key| self.withdraw(key));
+        drop((before, now));
         *shown = known;
         drop(shown);
         self.store.log_unused();
@@ -648,6 +646,10 @@ fn log_superseded(key: &Key, by: &Record) {
         "another node publishes this name, and its record is newer: this node does not renew its own. Publish the name \
          on one node only; publishing it again here supersedes the other record"
     );
+}
+
+fn by_key(names: &KnownNames) -> HashMap<Key, &Published> {
+    names.publications().map(|entry| (entry.key, entry)).collect()
 }
 
 /// Follows the names of the site.
